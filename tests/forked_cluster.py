@@ -73,7 +73,7 @@ class AwaitedStage:
         self._stage = stage
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[int] = self._loop.create_future()
-        self._loop.add_reader(stage.sentinel, self._hear_end)
+        self._loop.add_reader(stage.sentinel, self._receive_end)
 
     async def wait(self) -> int:
         return await asyncio.shield(self._ended)
@@ -81,7 +81,7 @@ class AwaitedStage:
     def send_signal(self, number: int) -> None:
         self._stage.send_signal(number)
 
-    def _hear_end(self) -> None:
+    def _receive_end(self) -> None:
         self._loop.remove_reader(self._stage.sentinel)
         assert self._stage.exitcode is not None
         self._ended.set_result(self._stage.exitcode)

@@ -42,7 +42,7 @@ class ForkedRank(ForkServerProcess):
         super().__init__(name=f"rank {start.rank}")
         # As the executor's process has them now: the server that forks has those of its own start.
         self._environment = {**os.environ, **variables}
-        self._told = start.to_json()
+        self._reported = start.to_json()
         self._waits = threading.Lock()
         self._numbers = (STDOUT, STDERR, *start.descriptors)
         self._threads = start.options.num_threads
@@ -67,7 +67,7 @@ class ForkedRank(ForkServerProcess):
         os.environ.clear()
         os.environ.update(self._environment)
         os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self._threads))
-        sys.argv = [rank_processes.MODULE, self._told]
+        sys.argv = [rank_processes.MODULE, self._reported]
         importlib.import_module(rank_processes.MODULE).main()
 
     def wait(self, seconds: float | None = None) -> int:

@@ -24,19 +24,19 @@ def bench(tmp_path: Path) -> Bench:
 def test_so_many_requests_run_at_any_time_and_all_are_answered(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[StepOutput] = []
+    sent: list[StepOutput] = []
     loads: list[EngineLoad] = []
     step = Engine.step
 
-    def heard(engine: Engine) -> StepOutput | None:
+    def received(engine: Engine) -> StepOutput | None:
         if (output := step(engine)) is not None:
-            said.append(output)
+            sent.append(output)
             loads.append(engine.load())
         return output
 
-    monkeypatch.setattr(Engine, "step", heard)
+    monkeypatch.setattr(Engine, "step", received)
     assert closed_loop(bench, requests(bench, LOAD, LOAD.num_requests), LOAD.concurrency) > 0
-    assert sum(len(output.token_ids) for output in said) == LOAD.num_requests * LOAD.output_len
+    assert sum(len(output.token_ids) for output in sent) == LOAD.num_requests * LOAD.output_len
     assert max(load.num_running + load.num_waiting for load in loads) == LOAD.concurrency
     assert bench.engine.load().num_running == 0
 

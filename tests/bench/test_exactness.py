@@ -81,7 +81,7 @@ def test_keys_that_company_changes_are_found_where_no_token_does(
 
 
 @pytest.mark.long
-def test_the_program_tells_each_engine_and_what_it_has_no_answer_for() -> None:
+def test_the_program_reports_each_engine_and_requests_without_an_answer() -> None:
     whole = subprocess.run(
         [*COMMAND, "--requests=4", "--processes=2", "--shape=demo"],
         capture_output=True,

@@ -30,10 +30,10 @@ def test_no_figure_of_a_table_is_cut(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "50")
     show_rows(ROWS, "steps", as_json=False)
-    said = capsys.readouterr().out
-    assert "…" not in said
-    assert [said.count(each) for each in ("110.5", "83,927,040", "83,927,041")] == [2, 1, 1]
-    assert "num tenants 1" in said, "what all rows have alike is said once"
+    printed = capsys.readouterr().out
+    assert "…" not in printed
+    assert [printed.count(each) for each in ("110.5", "83,927,040", "83,927,041")] == [2, 1, 1]
+    assert "num tenants 1" in printed, "what all rows have alike is said once"
 
 
 def test_json_holds_every_field(capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,8 +47,8 @@ def test_one_measurement_is_a_line_a_figure(capsys: pytest.CaptureFixture[str]) 
     show_figures(
         {"p50_ms": {"alone": 1.5}, "missing": None, "tokens": 12345}, "a gateway", as_json=False
     )
-    said = capsys.readouterr().out
-    assert [word in said for word in ("p50 ms", "alone 1.5", "–", "12,345")] == [True] * 4
+    printed = capsys.readouterr().out
+    assert [word in printed for word in ("p50 ms", "alone 1.5", "–", "12,345")] == [True] * 4
 
 
 def test_every_call_is_timed() -> None:

@@ -32,14 +32,14 @@ for name in sys.argv[1:]:
 
 
 def run(*ids: str, limit: float = 60.0) -> tuple[list[str], dict[str, str]]:
-    told: list[str] = []
+    reported: list[str] = []
 
-    def hear(name: str, row: Row) -> None:
+    def receive(name: str, row: Row) -> None:
         assert row == {"id": name}
-        told.append(name)
+        reported.append(name)
 
-    return told, run_named(
-        ids, "id", lambda left: [sys.executable, "-c", PROGRAM, *left], limit, hear
+    return reported, run_named(
+        ids, "id", lambda left: [sys.executable, "-c", PROGRAM, *left], limit, receive
     )
 
 
@@ -48,7 +48,7 @@ def test_what_fails_loses_nothing_else() -> None:
     assert run("bad", "bad", "b") == ([], dict.fromkeys(("bad", "b"), f"{FAILED} with 3"))
 
 
-def test_what_is_late_is_ended_and_keeps_what_it_said() -> None:
+def test_a_late_part_is_ended_and_keeps_its_rows() -> None:
     assert run("a", "slow", "b", limit=2.0)[1].keys() >= {"slow", "b"}
     assert run_part([sys.executable, "-c", PROGRAM, "a"], 0.0).why == TOO_LATE
 
@@ -116,17 +116,17 @@ def test_a_report_says_that_the_peer_was_measured_elsewhere(
 ) -> None:
     suite = Suite(runs=1, limit=1.0, output=None, dry_run=True)
     assert suite.close()
-    said = capsys.readouterr()
-    peer = json.loads(said.out.splitlines()[-1])["peer"]
+    printed = capsys.readouterr()
+    peer = json.loads(printed.out.splitlines()[-1])["peer"]
     assert peer["figures"] == ONE_GPU.figures
     assert peer["machine"].startswith("another machine")
     assert peer["date"] == "2026-11-21"
-    words = " ".join(said.err.split())
+    words = " ".join(printed.err.split())
     assert "vLLM 0.23.0, elsewhere: measured 2026-11-21 on another machine" in words
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--tensor-parallel-size=3"], "tensor_parallel_size is 3; allowed: 1 or 2"),
         (
@@ -135,10 +135,10 @@ def test_a_report_says_that_the_peer_was_measured_elsewhere(
         ),
     ],
 )
-def test_sizes_and_parts_without_figures_are_refused(flags: list[str], said: str) -> None:
+def test_sizes_and_parts_without_figures_are_refused(flags: list[str], message: str) -> None:
     refused = CliRunner().invoke(_app(), [*flags, "--dry-run"], env={"COLUMNS": "300"})
     assert refused.exit_code == 2
-    assert said in refused.output
+    assert message in refused.output
 
 
 def _app() -> typer.Typer:

@@ -38,12 +38,12 @@ def test_both_take_turns_and_their_first_rounds_do_not_count() -> None:
     order = ""
     values = {"a": [1.0, 7.0, 5.0, 6.0], "b": [0.0, 3.0, 4.0, 2.0]}
 
-    def say(name: str) -> float:
+    def send(name: str) -> float:
         nonlocal order
         order += name
         return values[name].pop(0)
 
-    assert kv_overhead.in_turn(lambda: say("a"), lambda: say("b"), runs=3) == (5.0, 2.0)
+    assert kv_overhead.in_turn(lambda: send("a"), lambda: send("b"), runs=3) == (5.0, 2.0)
     assert order == "abbaabba"
 
 

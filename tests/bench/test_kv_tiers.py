@@ -7,7 +7,7 @@ import torch
 from headwater.bench import kv_tiers
 
 
-def test_blocks_come_back_from_the_disk_and_both_rates_are_said(tmp_path: Path) -> None:
+def test_blocks_come_back_from_the_disk_and_both_rates_are_reported(tmp_path: Path) -> None:
     blocks = kv_tiers.kv_blocks(
         "qwen3-0.6b", num_blocks=6, block_size=1, device=torch.device("cpu")
     )

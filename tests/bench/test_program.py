@@ -12,8 +12,10 @@ from headwater.bench.program import BENCHMARKS
 
 def test_the_help_of_a_benchmark_calls_it_what_people_do() -> None:
     command = [sys.executable, "-m", "headwater.bench", "stub", "--help"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-    assert "Usage: headwater bench stub [OPTIONS]" in said
+    message = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=120
+    ).stdout
+    assert "Usage: headwater bench stub [OPTIONS]" in message
     for module, _ in BENCHMARKS.values():
         spec = importlib.util.find_spec(f"headwater.bench.{module}")
         assert spec is not None
@@ -70,15 +72,15 @@ def test_a_workload_runs_by_the_code_that_is_asked_for() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("flag", "said"),
+    ("flag", "message"),
     [
         ("--load-format=none", "load_format is 'none'; allowed: auto or dummy or dummy-uniform"),
         ("--numerics=trees", "numerics is 'trees'; allowed: default or tree"),
     ],
 )
-def test_a_setting_that_cannot_be_used_is_one_line(flag: str, said: str) -> None:
+def test_a_setting_that_cannot_be_used_is_one_line(flag: str, message: str) -> None:
     done = subprocess.run(
         [*OFFLINE, flag], stderr=subprocess.PIPE, text=True, check=False, timeout=120
     )
     assert done.returncode == 1
-    assert done.stderr == f"headwater bench offline: {said}\n"
+    assert done.stderr == f"headwater bench offline: {message}\n"

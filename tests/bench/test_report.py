@@ -106,7 +106,7 @@ def test_every_commit_is_in_the_history() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "reported"),
     [
         (row(machine=None), "cpu.jsonl:2: Object missing required field `machine`"),
         (row(command=""), "cpu.jsonl:2: Expected `str` of length >= 1 - at `$.command`"),
@@ -117,9 +117,9 @@ def test_every_commit_is_in_the_history() -> None:
     ids=["without machine", "empty command", "commit", "value", "unknown field"],
 )
 def test_a_row_that_is_none_is_named_by_file_and_line(
-    tmp_path: Path, wrong: dict[str, Any], told: str
+    tmp_path: Path, wrong: dict[str, Any], reported: str
 ) -> None:
-    with pytest.raises(RowError, match=f"^{re.escape(told)}$"):
+    with pytest.raises(RowError, match=f"^{re.escape(reported)}$"):
         read_rows(rows_in(tmp_path, ROW, wrong))
 
 

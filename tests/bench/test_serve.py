@@ -48,7 +48,7 @@ async def test_every_request_is_sent_once_over_two_processes(stub_url: str) -> N
     assert wall > 0
 
 
-async def test_a_server_that_is_gone_is_told_not_raised() -> None:
+async def test_a_server_that_is_gone_is_reported_not_raised() -> None:
     dialogues = list(datasets.random_prompts(2, SHAPE, np.random.default_rng(0)))
     outcomes, _ = await asyncio.to_thread(
         drive, "http://127.0.0.1:1", dialogues, None, 2, 1, quiet=True
@@ -69,7 +69,7 @@ def test_gamma_arrivals_keep_their_rate(shape: float) -> None:
     assert 20_000 / offsets[-1] == pytest.approx(10.0, rel=0.05)
 
 
-def test_a_chat_sends_everything_said_before() -> None:
+def test_a_chat_sends_all_earlier_messages() -> None:
     chat = Chat(["a?", "b?"], {"model": "stub"})
     assert chat.next_body(None) == {
         "messages": [{"role": "user", "content": "a?"}],

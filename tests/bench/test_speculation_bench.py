@@ -154,7 +154,7 @@ def test_the_benchmark_runs_dry_on_a_models_own_answers() -> None:
 
 
 @pytest.mark.long
-def test_heads_draft_whole_chains_where_they_are_told_to(tmp_path: Path) -> None:
+def test_heads_draft_whole_chains_on_request(tmp_path: Path) -> None:
     shapes = {"0.0.linear.weight": (64, 64), "0.0.linear.bias": (64,), "0.1.weight": (49_152, 64)}
     tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
     heads = publish(tmp_path / "heads", {"medusa_num_heads": 1, "medusa_num_layers": 1}, tensors)

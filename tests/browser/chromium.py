@@ -77,16 +77,16 @@ class Page:
 
     def run(self, script: str) -> Any:
         """The value of an expression, awaited. Raises `PageError`."""
-        told = self.send(
+        reported = self.send(
             "Runtime.evaluate",
             expression=script,
             awaitPromise=True,
             returnByValue=True,
             userGesture=True,
         )
-        if (thrown := told.get("exceptionDetails")) is not None:
+        if (thrown := reported.get("exceptionDetails")) is not None:
             raise PageError(thrown.get("exception", {}).get("description") or thrown["text"])
-        return told["result"].get("value")
+        return reported["result"].get("value")
 
     def wait(self, script: str, seconds: float = WAIT_SECONDS) -> Any:
         """The first value of an expression that is true. Raises `PageError`."""
@@ -110,9 +110,14 @@ class Page:
     def press(self, key: str, text: str = "") -> None:
         """A key as a person presses it."""
         codes = {"Enter": 13, "Escape": 27, "Tab": 9}
-        told = {"key": key, "code": key, "windowsVirtualKeyCode": codes.get(key, 0), "text": text}
-        self.send("Input.dispatchKeyEvent", type="keyDown", **told)
-        self.send("Input.dispatchKeyEvent", type="keyUp", **told)
+        reported = {
+            "key": key,
+            "code": key,
+            "windowsVirtualKeyCode": codes.get(key, 0),
+            "text": text,
+        }
+        self.send("Input.dispatchKeyEvent", type="keyDown", **reported)
+        self.send("Input.dispatchKeyEvent", type="keyUp", **reported)
 
     def type(self, selector: str, text: str) -> None:
         """Text into a field, in place of what is there."""
@@ -225,8 +230,8 @@ class Chromium:
                 raise PageError("the browser has ended")
             self._rest += more
         message, _, self._rest = self._rest.partition(b"\0")
-        told: dict[str, Any] = json.loads(message)
-        return told
+        reported: dict[str, Any] = json.loads(message)
+        return reported
 
     def _take(self, message: dict[str, Any]) -> None:
         if "id" in message:

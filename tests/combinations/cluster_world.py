@@ -149,13 +149,13 @@ class Replica:
         theirs a moment later."""
         counters: dict[str, float] = {}
 
-        def have_told() -> bool:
+        def have_reported() -> bool:
             counters.update(self.counters_at_rest())
             plans = [name for name in counters if name.startswith(PLANS_OF_A_RANK)]
             is_same = counters.get(STEPS, 0.0) == before.get(STEPS, 0.0)
             return is_same or all(counters[name] > before.get(name, 0.0) for name in plans)
 
-        holds_within(have_told, 10)
+        holds_within(have_reported, 10)
         return counters
 
 
@@ -396,11 +396,11 @@ class ClusterWorld:
 
     def _chat(self, kind: EngineKind, question: str, fields: Fields) -> dict[str, Any]:
         reply = self._gateway.client.post(CHAT, json=_body(kind, question, fields))
-        told: dict[str, Any] = reply.json()
+        reported: dict[str, Any] = reply.json()
         if reply.status_code == 400:
-            raise Refusal(told["error"]["param"], told["error"]["message"])
+            raise Refusal(reported["error"]["param"], reported["error"]["message"])
         assert reply.status_code == 200, reply.text
-        return told
+        return reported
 
     def _answer(
         self,

@@ -24,8 +24,8 @@ def run_cell(record_property: Callable[[str, object], None]) -> CellRunner:
     """Runs a cell and records its name, its place in the table, and what was seen."""
 
     def run(cell: Cell, systems: Systems) -> None:
-        told: dict[str, object] = {"name": cell.name, "place": cell.place}
-        record_property("cell", told)
-        told["seen"] = systems.check(cell)
+        reported: dict[str, object] = {"name": cell.name, "place": cell.place}
+        record_property("cell", reported)
+        reported["seen"] = systems.check(cell)
 
     return run

@@ -179,7 +179,7 @@ class Replica:
         self.address = address
         if self._link is not None:
             link.join(address, self.engine)
-        self.heard: dict[int, Heard] = {}
+        self.received: dict[int, Heard] = {}
         self._keys = itertools.count()
         self.prefills: list[int] = []
         """Prompt tokens left after each step, while there were any."""
@@ -200,7 +200,7 @@ class Replica:
         holder: Holder | None = None,
     ) -> tuple[int, Heard]:
         key = next(self._keys)
-        self.heard[key] = Heard(len(prompt_ids))
+        self.received[key] = Heard(len(prompt_ids))
         adapter = self.adapter if fields.get("adapter") else b""
         if adapter:
             namespace = bytes(one ^ other for one, other in zip(namespace, adapter, strict=True))
@@ -215,7 +215,7 @@ class Replica:
             adapter=adapter,
         )
         self.engine.add(new)
-        return key, self.heard[key]
+        return key, self.received[key]
 
     def run(self, *until: Heard, num_tokens: int = 1 << 30) -> None:
         """To the end of these requests, or until each has so many tokens."""
@@ -243,29 +243,29 @@ class Replica:
         if left := self.engine.load().num_prefill_tokens:
             self.prefills.append(left)
         if output is not None:
-            self._hear(output)
+            self._receive(output)
 
-    def _hear(self, output: StepOutput) -> None:
+    def _receive(self, output: StepOutput) -> None:
         at = 0
         for key, count in zip(output.keys, output.num_tokens, strict=True):
-            heard = self.heard[key]
-            heard.token_ids += output.token_ids[at : at + count]
-            heard.logprobs += [
+            received = self.received[key]
+            received.token_ids += output.token_ids[at : at + count]
+            received.logprobs += [
                 output.logprobs[i] for i in range(at, at + count) if i in output.logprobs
             ]
             at += count
         for key, values in output.embeddings.items():
-            self.heard[key].vector = tuple(np.frombuffer(values, np.float32).tolist())
+            self.received[key].vector = tuple(np.frombuffer(values, np.float32).tolist())
         for started in output.starts:
-            heard = self.heard[started.key]
-            heard.cached_tokens = started.cached_tokens
-            heard.cached_by_tier = started.cached_by_tier
+            received = self.received[started.key]
+            received.cached_tokens = started.cached_tokens
+            received.cached_by_tier = started.cached_by_tier
         for finished in output.finishes:
-            heard = self.heard[finished.key]
-            heard.has_finished = True
+            received = self.received[finished.key]
+            received.has_finished = True
             if finished.work is not None:
-                heard.num_preemptions = finished.work.num_preemptions
-                heard.num_accepted_tokens = finished.work.num_accepted_tokens
+                received.num_preemptions = finished.work.num_preemptions
+                received.num_accepted_tokens = finished.work.num_accepted_tokens
 
     def check_fields(self, fields: Fields) -> None:
         """Raises `Refusal` for a field that the engine says it refuses, as stages above it do."""
@@ -311,12 +311,12 @@ class Run:
     num_hand_overs: int = 0
     num_tokens_before_loss: int = 0
 
-    def note(self, replica: Replica, heard: Heard, num_tokens: int | None = None) -> None:
+    def note(self, replica: Replica, received: Heard, num_tokens: int | None = None) -> None:
         """Takes the first `num_tokens` of what a replica answered, or all."""
-        self.token_ids = [*self.token_ids, *heard.token_ids[:num_tokens]]
-        self.logprobs = [*self.logprobs, *heard.logprobs[:num_tokens]]
+        self.token_ids = [*self.token_ids, *received.token_ids[:num_tokens]]
+        self.logprobs = [*self.logprobs, *received.logprobs[:num_tokens]]
         self.num_prefill_steps += len(set(replica.prefills))
-        self.num_pulled_tokens += heard.cached_by_tier.get("peer", 0)
+        self.num_pulled_tokens += received.cached_by_tier.get("peer", 0)
 
 
 def _short(asked: Asked) -> Fields:
@@ -377,12 +377,14 @@ class EngineWorld:
         """Computes the answer up to so many tokens. For the request the replica is gone then, with
         all that it had in flight. Returns what it still has of prompt and answer."""
         replica.prefills.clear()
-        key, heard = replica.add(prompt(0), run.asked.fields, run.namespace, run.token_ids, holder)
+        key, received = replica.add(
+            prompt(0), run.asked.fields, run.namespace, run.token_ids, holder
+        )
         if not replica.is_encoder:
-            replica.run(heard, num_tokens=num_tokens - len(run.token_ids))
+            replica.run(received, num_tokens=num_tokens - len(run.token_ids))
         replica.engine.cancel(key)
         replica.finish()
-        run.note(replica, heard, num_tokens - len(run.token_ids))
+        run.note(replica, received, num_tokens - len(run.token_ids))
         return replica.holds(PROMPT_LEN + len(run.token_ids))
 
     def _answer(self, replica: Replica, run: Run, holder: Holder | None) -> Answer:
@@ -396,12 +398,12 @@ class EngineWorld:
             length = STATES_COMPANY_LEN if replica.num_state_layers else COMPANY_LEN
             replica.add(prompt(1, length), COMPANY, run.namespace, begun)
         replica.prefills.clear()
-        _, heard = replica.add(prompt(0), asked.fields, run.namespace, run.token_ids, holder)
+        _, received = replica.add(prompt(0), asked.fields, run.namespace, run.token_ids, holder)
         if Move.SLEEP in asked.moves:
-            replica.run(heard, num_tokens=SLEEPS_AFTER)
+            replica.run(received, num_tokens=SLEEPS_AFTER)
             replica.sleep()
-        replica.run(heard)
-        run.note(replica, heard)
+        replica.run(received)
+        run.note(replica, received)
         replica.finish()
         after = replica.engine.load()
         assert after.num_used_blocks == 0, "a request left blocks behind"
@@ -411,9 +413,9 @@ class EngineWorld:
             finish_reason="length",
             num_prompt_tokens=PROMPT_LEN,
             num_prefill_steps=run.num_prefill_steps,
-            num_cached_tokens=heard.cached_tokens - heard.cached_by_tier.get("peer", 0),
-            num_preemptions=heard.num_preemptions,
-            num_from_disk=heard.cached_by_tier.get("disk", 0),
+            num_cached_tokens=received.cached_tokens - received.cached_by_tier.get("peer", 0),
+            num_preemptions=received.num_preemptions,
+            num_from_disk=received.cached_by_tier.get("disk", 0),
             num_pulled_tokens=run.num_pulled_tokens,
             num_hand_overs=run.num_hand_overs,
             num_swapped_in=after.num_swapped_in - before.num_swapped_in,
@@ -421,7 +423,7 @@ class EngineWorld:
             num_tokens_before_loss=run.num_tokens_before_loss,
             num_replicas=2 if run.num_tokens_before_loss else 1,
             num_draft_tokens=after.num_draft_tokens - before.num_draft_tokens,
-            num_accepted_tokens=heard.num_accepted_tokens,
+            num_accepted_tokens=received.num_accepted_tokens,
             num_ranks=replica.num_ranks,
             kv_format=replica.facts.kv_format,
             weights=replica.weights,
@@ -431,7 +433,7 @@ class EngineWorld:
             num_window_layers=replica.num_window_layers,
             latent_rank=replica.latent_rank,
             numerics=asked.options.get("numerics", ""),
-            vector=heard.vector,
+            vector=received.vector,
         )
 
     def _prepare(self, replica: Replica, asked: Asked, namespace: bytes) -> None:

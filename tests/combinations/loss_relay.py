@@ -18,10 +18,10 @@ class LossRelay(Relay):
         super().__init__()
         self.find = lambda: target
         self._group = group
-        self._num_said = 0
+        self._num_reported = 0
 
     def reset(self) -> None:
-        self._num_said = 0
+        self._num_reported = 0
 
     async def _up(self, client: asyncio.StreamReader, server: asyncio.StreamWriter) -> None:
         while data := await client.read(CHUNK_BYTES):
@@ -31,11 +31,11 @@ class LossRelay(Relay):
     async def _pass(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         while data := await source.read(CHUNK_BYTES):
             if (limit := self._group.armed) is not None:
-                data = data[: limit - self._num_said]
-                self._num_said += len(data)
+                data = data[: limit - self._num_reported]
+                self._num_reported += len(data)
             sink.write(data)
             await sink.drain()
-            if limit is not None and self._num_said >= limit:
+            if limit is not None and self._num_reported >= limit:
                 self._group.armed = None
                 self._lose()
 

@@ -36,16 +36,16 @@ class Refused(Exception):
 
 def applied(releases: list[list[Values]], name: str = RELEASE) -> list[list[list[Object]]]:
     """Objects after each step of each release, all of that name. Raises `Refused`."""
-    told = refusals(releases, name)
-    if refused := [each for each in told if isinstance(each, str)]:
+    reported = refusals(releases, name)
+    if refused := [each for each in reported if isinstance(each, str)]:
         raise Refused(refused[0])
-    return [each for each in told if not isinstance(each, str)]
+    return [each for each in reported if not isinstance(each, str)]
 
 
 def refusals(releases: list[list[Values]], name: str = RELEASE) -> list[list[list[Object]] | str]:
     """As `applied`, with Helm's words in place of a release that was refused."""
-    told: list[list[list[Object]] | str] = _run_module("steps", releases, name)
-    return told
+    reported: list[list[list[Object]] | str] = _run_module("steps", releases, name)
+    return reported
 
 
 def _run_module(mode: str, values: Any, name: str = RELEASE) -> Any:
@@ -66,14 +66,14 @@ def _run_module(mode: str, values: Any, name: str = RELEASE) -> Any:
 
 def notes(values: list[Values]) -> list[str]:
     """The notes that Helm prints after an install with each of the values."""
-    told: list[str] = _run_module("notes", values)
-    return told
+    reported: list[str] = _run_module("notes", values)
+    return reported
 
 
 def hooks(values: list[Values]) -> list[list[Object]]:
     """Objects that `helm test` creates after an install with each of the values."""
-    told: list[list[Object]] = _run_module("hooks", values)
-    return told
+    reported: list[list[Object]] = _run_module("hooks", values)
+    return reported
 
 
 def of_kind(objects: list[Object], kind: str) -> dict[str, Object]:

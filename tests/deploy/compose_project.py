@@ -87,8 +87,8 @@ class ComposeProject:
 
     def exit_status(self, service: str) -> int:
         form = "{{.State.ExitCode}}"
-        told = self._run(["docker", "inspect", "--format", form, self.container(service)])
-        return int(told)
+        reported = self._run(["docker", "inspect", "--format", form, self.container(service)])
+        return int(reported)
 
     def is_whole(self) -> bool:
         """Whether each gateway sees all stages, and each of them serves."""

@@ -61,10 +61,10 @@ class DockerContainer:
             stdout=self._log.file,
             stderr=self._log.file,
         )
-        status = int(await _said("wait", self.identity))
+        status = int(await _sent("wait", self.identity))
         await logs.wait()
         self._log.is_over = True
-        await _said("rm", self.identity)
+        await _sent("rm", self.identity)
         return status
 
 
@@ -101,7 +101,7 @@ class DockerLauncher:
             )
             return ProcessContainer(process, log)
         program, *arguments = command
-        identity = await _said(
+        identity = await _sent(
             *("run", "--detach", "--label", self._label, "--network", "host", "--user", _user()),
             *(
                 flag
@@ -151,7 +151,7 @@ def _let_in(folder: Path) -> None:
             os.chown(path, -1, CHART_USER, follow_symlinks=False)
 
 
-async def _said(*arguments: str) -> str:
+async def _sent(*arguments: str) -> str:
     """What docker prints. Raises `RuntimeError` with its words where it fails."""
     process = await asyncio.create_subprocess_exec(
         "docker", *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE

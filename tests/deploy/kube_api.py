@@ -64,8 +64,8 @@ class KubeApi:
 
     def answer(self, method: str, url: str, body: bytes) -> tuple[int, Object]:
         path = urlsplit(url).path.rstrip("/")
-        if (told := discovery(path)) is not None:
-            return 200, told
+        if (reported := discovery(path)) is not None:
+            return 200, reported
         if method == "GET":
             return self._get(path, parse_qs(urlsplit(url).query).get("labelSelector", [""])[0])
         if method == "DELETE":
@@ -153,8 +153,8 @@ def kube_api() -> Iterator[KubeApi]:
 
         def _answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
-            status, told = api.answer(self.command, self.path, body)
-            content = json.dumps(told).encode()
+            status, reported = api.answer(self.command, self.path, body)
+            content = json.dumps(reported).encode()
             self.send_response(status)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(content)))

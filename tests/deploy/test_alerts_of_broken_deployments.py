@@ -283,8 +283,8 @@ def a_full_stream_and_a_spent_budget(world: World, gateway: Gateway) -> set[str]
 def lost_events(world: World, gateway: Gateway, nats_url: str, engine: Stage) -> set[str]:
     """Batches of an engine's events are missing, and it does not answer who asks for them."""
     admin = {"authorization": f"Bearer {ADMIN}"}
-    told = gateway.client.get("/admin/replicas", headers=admin).json()["data"]
-    [known] = [each for each in told if each["address"] == engine.address]
+    reported = gateway.client.get("/admin/replicas", headers=admin).json()["data"]
+    [known] = [each for each in reported if each["address"] == engine.address]
     incarnation = events_pb2.Incarnation(replica_id=known["id"], epoch=int(known["epoch"], 16))
     late = events_pb2.KvEventBatch(incarnation=incarnation, seq=1_000_000)
 

@@ -447,10 +447,10 @@ def test_network_policies_are_the_table_of_the_security_model(
     )
     assert len(table) == 4
     for role, calls, redis in table:
-        told = {CALLS[each] for each in calls.strip().split(", ") if each in CALLS}
+        reported = {CALLS[each] for each in calls.strip().split(", ") if each in CALLS}
         store = set() if redis.strip() == "no access" else {"valkey"}
         allowed = peers(policies[f"hw-{role.replace(' ', '-')}"]["spec"]["egress"], "to")
-        assert allowed == told | store | {"nats"}
+        assert allowed == reported | store | {"nats"}
     for name in ("processor", "output-processor", "engine", "nats", "valkey"):
         callers = {
             role

@@ -190,9 +190,9 @@ async def until_holds(store: Store, *words: Any, answer: Any) -> None:
     async with asyncio.timeout(SECONDS):
         while True:
             with contextlib.suppress(StoreUnavailable):
-                if (said := await store.command(*words)) == answer:
+                if (printed := await store.command(*words)) == answer:
                     return
-                print(words, said)
+                print(words, printed)
             await asyncio.sleep(0.2)
 
 

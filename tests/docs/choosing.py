@@ -16,11 +16,14 @@ END = "<!-- end of the table -->\n"
 
 def table() -> str:
     """The table, a row a model and kind of weights."""
-    told = json.loads(subprocess.check_output(["node", str(PROGRAM)]))
+    reported = json.loads(subprocess.check_output(["node", str(PROGRAM)]))
     lines = [
-        ["model", "weights", *(f"{each} GB" for each in told["gigabytes"])],
-        ["---"] * (2 + len(told["gigabytes"])),
-        *([*row[:2], *("–" if each == 0 else each for each in row[2:])] for row in told["rows"]),
+        ["model", "weights", *(f"{each} GB" for each in reported["gigabytes"])],
+        ["---"] * (2 + len(reported["gigabytes"])),
+        *(
+            [*row[:2], *("–" if each == 0 else each for each in row[2:])]
+            for row in reported["rows"]
+        ),
     ]
     return "\n" + "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines) + "\n"
 

@@ -28,7 +28,7 @@ class Block:
     code: str
     mark: str
     """`run`, `not run`, or empty."""
-    told: str
+    reported: str
     """Of `run`: the deployment that it needs, if any; of `not run`: why."""
 
     @property

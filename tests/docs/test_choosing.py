@@ -17,8 +17,8 @@ LLAMA_8B = {"billions": 8.0, "layers": 32, "kvHeads": 8, "headDim": 128, "kvBits
 
 def needs(**values: object) -> dict[str, float]:
     command = ["node", str(PROGRAM), json.dumps(LLAMA_8B | values)]
-    told: dict[str, float] = json.loads(subprocess.check_output(command))
-    return told
+    reported: dict[str, float] = json.loads(subprocess.check_output(command))
+    return reported
 
 
 def test_the_table_is_up_to_date() -> None:
@@ -26,11 +26,11 @@ def test_the_table_is_up_to_date() -> None:
 
 
 def test_weights_and_keys_are_counted_in_bytes() -> None:
-    told = needs(weights="bf16", gigabytes=24, context=8192)
-    assert told["weights"] == 16.0
-    assert told["token"] == pytest.approx(131_072 / 1e9)
+    reported = needs(weights="bf16", gigabytes=24, context=8192)
+    assert reported["weights"] == 16.0
+    assert reported["token"] == pytest.approx(131_072 / 1e9)
     # 24 GB less a tenth and the weights are 5.6 GB; a user has 1.07.
-    assert (told["users"], told["tokens"]) == (5, 42_724)
+    assert (reported["users"], reported["tokens"]) == (5, 42_724)
     assert needs(weights="bf16", gigabytes=24, context=8192, kvBits=8)["users"] == 10
 
 

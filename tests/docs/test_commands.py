@@ -32,9 +32,11 @@ PACE = {"HEADWATER_SIMULATED_STEP_SECONDS": "0.001"}
 def test_every_block_says_whether_it_is_run_or_why_not(page: Path) -> None:
     blocks = [block for block in blocks_of(page) if block.language in LANGUAGES]
     unmarked = [block.name for block in blocks if not block.mark]
-    without_reason = [block.name for block in blocks if block.mark == "not run" and not block.told]
+    without_reason = [
+        block.name for block in blocks if block.mark == "not run" and not block.reported
+    ]
     unknown = [
-        block.name for block in blocks if block.mark == "run" and block.told not in DEPLOYMENTS
+        block.name for block in blocks if block.mark == "run" and block.reported not in DEPLOYMENTS
     ]
     assert (unmarked, without_reason, unknown) == ([], [], [])
 
@@ -108,7 +110,7 @@ def adapted(code: str, rest: str) -> str:
 def is_in_ci(block: Block) -> bool:
     """Whether `make test` runs the block: those of the README do, on a simulated cluster; each
     takes some seconds."""
-    return block.told == IN_CI and block.page == "README.md"
+    return block.reported == IN_CI and block.page == "README.md"
 
 
 @pytest.mark.slow
@@ -122,7 +124,7 @@ def is_in_ci(block: Block) -> bool:
 def test_a_block_that_is_run_does_what_it_says(
     block: Block, folder: Path, request: pytest.FixtureRequest
 ) -> None:
-    line: Line = request.getfixturevalue(block.told)
+    line: Line = request.getfixturevalue(block.reported)
     code = adapted(block.code, line.record.rest)
     command = (
         ["bash", "-euo", "pipefail", "-c", code]
@@ -145,4 +147,4 @@ def test_a_block_that_is_run_does_what_it_says(
 
 def test_some_blocks_are_run() -> None:
     assert {block.language for block in RUNNABLE} == set(LANGUAGES)
-    assert {block.told for block in RUNNABLE} == set(DEPLOYMENTS)
+    assert {block.reported for block in RUNNABLE} == set(DEPLOYMENTS)

@@ -146,7 +146,7 @@ class Driver:
             masks=self.masks,
             speculator=self._beside_grammars(),
             sources=() if self.sources is None else self.sources(self.executor.kv_blocks),
-            report_masks=self._hear_wanted,
+            report_masks=self._receive_wanted,
         )
         self.wanted: dict[int, Want] = {}
         """By row."""
@@ -216,7 +216,7 @@ class Driver:
         self.num_steps += 1
         self.fill_masks()
         if (output := self.engine.step()) is not None:
-            self._hear(output)
+            self._receive(output)
         assert set(self.engine.cached_block_hashes()) == self.cached
         self._check_holds()
 
@@ -228,7 +228,7 @@ class Driver:
             self.fill_masks(at_once=not self.engine.has_work())
             self.step()
 
-    def _hear(self, output: StepOutput) -> None:
+    def _receive(self, output: StepOutput) -> None:
         assert len(set(output.keys)) == len(output.keys)
         tokens = iter(output.token_ids)
         for start in output.starts:
@@ -247,7 +247,7 @@ class Driver:
             assert len(stream.tokens) <= stream.granted
             assert stream.tokens == stream.answer[: len(stream.tokens)]
         assert not list(tokens)
-        self._hear_logprobs(output)
+        self._receive_logprobs(output)
         for finish in output.finishes:
             stream = self.streams[finish.key]
             assert stream.reason is None, "two ends"
@@ -267,7 +267,7 @@ class Driver:
             assert self.cached.isdisjoint(stored)
             self.cached |= set(stored)
 
-    def _hear_wanted(self, report: MaskReport) -> None:
+    def _receive_wanted(self, report: MaskReport) -> None:
         if (wanted := report.wanted) is not None:
             columns = (
                 wanted.keys,
@@ -281,7 +281,7 @@ class Driver:
                     key, ticket, index, self.num_steps + key % (self.mask_delay + 1), draft_ids
                 )
 
-    def _hear_logprobs(self, output: StepOutput) -> None:
+    def _receive_logprobs(self, output: StepOutput) -> None:
         """The simulated model finds each token the likeliest."""
         keys = [
             key

@@ -76,7 +76,7 @@ class Blocks:
         self.loads = BlockLoads(
             self.pool, self.cache, [self.disk], lambda: self.now, lambda: compute_seconds
         )
-        self.told = set[bytes]()
+        self.reported = set[bytes]()
 
     def compute(self, chain: HashChain) -> None:
         """A sequence that comes, computes all blocks and leaves."""
@@ -104,7 +104,7 @@ class Blocks:
         self.loads.launch()
         self.loads.poll()
         self.loads.launch()
-        self.hear()
+        self.receive()
 
     def settle(self) -> None:
         """Until nothing is on its way."""
@@ -113,15 +113,15 @@ class Blocks:
             self.reads.run()
             self.step()
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         if (events := self.cache.take_events()) is not None:
-            assert self.told >= set(events.removed)
-            self.told -= set(events.removed)
+            assert self.reported >= set(events.removed)
+            self.reported -= set(events.removed)
             stored = [block_hash for chain in events.stored for block_hash in chain.hashes]
-            assert self.told.isdisjoint(stored)
+            assert self.reported.isdisjoint(stored)
             assert len(set(stored)) == len(stored)
-            self.told |= set(stored)
-        assert self.told == set(self.pool.cached_hashes())
+            self.reported |= set(stored)
+        assert self.reported == set(self.pool.cached_hashes())
 
     def load(self, chain: HashChain) -> Ticket:
         offer = self.loads.find(chain, 0, len(chain.hashes))

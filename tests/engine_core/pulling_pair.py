@@ -134,11 +134,11 @@ class Pair:
     def turn(self, seconds: float = 0.1) -> None:
         """A step of each engine; what they say to each other arrives between them."""
         for engine in (self.a, self.b):
-            self._hear(engine.step())
+            self._receive(engine.step())
             # Not `pump`, which steps engines that lend and drops what they say.
             while self.link._due:
                 self.link._due.popleft()()
-        self._hear(self.b.step())
+        self._receive(self.b.step())
         self.now += seconds
 
     def until(self, is_so: Callable[[], bool]) -> None:
@@ -148,7 +148,7 @@ class Pair:
             self.turn()
         raise AssertionError("it does not come to that")
 
-    def _hear(self, output: StepOutput | None) -> None:
+    def _receive(self, output: StepOutput | None) -> None:
         if output is None:
             return
         tokens = iter(output.token_ids)

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from headwater.engine_core.executor import TakesAdapters
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
-from tests.engine_core.small_models import SHAPE, Answer, SmallEngine, hear
+from tests.engine_core.small_models import SHAPE, Answer, SmallEngine, receive
 
 HEADS = 32 * SHAPE["num_attention_heads"]
 KV_HEADS = 32 * SHAPE["num_key_value_heads"]
@@ -106,5 +106,5 @@ def answer(
         )
     while engine.engine.has_work():
         if (output := engine.engine.step()) is not None:
-            hear(output, answers)
+            receive(output, answers)
     return [answers[i] for i in range(len(prompts))]

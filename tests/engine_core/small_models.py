@@ -668,7 +668,7 @@ class SmallEngine:
             if self._link is not None:
                 self._link.pump()
             if (output := self.engine.step()) is not None:
-                hear(output, answers)
+                receive(output, answers)
         return [answers[first + i] for i in range(len(prompts))]
 
     def tokens(
@@ -686,7 +686,7 @@ class SmallEngine:
         self.executor.close()
 
 
-def hear(output: StepOutput, answers: dict[int, Answer]) -> None:
+def receive(output: StepOutput, answers: dict[int, Answer]) -> None:
     """Adds what a step says to the answers of its requests."""
     at = 0
     for key, num_tokens in zip(output.keys, output.num_tokens, strict=True):

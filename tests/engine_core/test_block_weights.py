@@ -148,7 +148,7 @@ def _config(tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "told"),
+    ("name", "change", "reported"),
     [
         ("layers.1.down.blocks", lambda tensor: tensor[:-1], r"layers.1.down.blocks is \(5119,\); allowed: \(5120,\)"),
         ("layers.1.down.blocks", lambda tensor: tensor.char(), r"dtype of tensor layers.1.down.blocks is torch.int8"),
@@ -160,14 +160,14 @@ def _config(tmp_path: Path) -> Any:
     ],
 )  # fmt: skip
 def test_a_weight_that_does_not_fit_is_refused_by_its_name(
-    name: str, change: Any, told: str, tmp_path: Path
+    name: str, change: Any, reported: str, tmp_path: Path
 ) -> None:
     folder = write(tmp_path, "Q4_1")
     tensors = load_file(folder / model_file.WEIGHTS_NAME)
     tensors |= {name: change(tensors.pop(name))}
     kept = {key: tensor.contiguous() for key, tensor in tensors.items() if tensor is not None}
     save_file(kept, folder / model_file.WEIGHTS_NAME)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         loaded(folder)
 
 

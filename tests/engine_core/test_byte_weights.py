@@ -250,7 +250,7 @@ def nested(group: dict[str, Any], **weights: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "reported"),
     [
         ({"quant_method": "fp8", "fmt": "e5m2"}, r"quantization_config.fmt is 'e5m2'; allowed: e4m3"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, r"weight_block_size is \[128\]; allowed: two positive"),
@@ -279,19 +279,19 @@ def nested(group: dict[str, Any], **weights: Any) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_what_is_not_served_is_refused_by_its_field_before_any_tensor_is_read(
-    config: dict[str, Any], told: str, tmp_path: Path
+    config: dict[str, Any], reported: str, tmp_path: Path
 ) -> None:
     random_checkpoint("llama2", tmp_path / "hf")
     path = tmp_path / "hf" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": config}))
     # Nothing that could be read as a tensor.
     (tmp_path / "hf" / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         convert(tmp_path / "hf", tmp_path / "ours")
 
 
 @pytest.mark.parametrize(
-    ("form", "name", "tensor", "told"),
+    ("form", "name", "tensor", "reported"),
     [
         ("fp8, one scale", "weight_scale", None, "without model.layers.1.mlp.down_proj.weight_scale"),
         ("fp8, one scale", "weight", None, "without model.layers.1.mlp.down_proj.weight'"),
@@ -320,16 +320,16 @@ def test_what_is_not_served_is_refused_by_its_field_before_any_tensor_is_read(
     ],
 )  # fmt: skip
 def test_a_tensor_that_does_not_fit_is_refused_by_its_name(
-    form: str, name: str, tensor: torch.Tensor | None, told: str, tmp_path: Path
+    form: str, name: str, tensor: torch.Tensor | None, reported: str, tmp_path: Path
 ) -> None:
     write(tmp_path, form)
     change(tmp_path / "packed", **{f"{DOWN}.{name}".replace(".", "__"): tensor})
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         convert(tmp_path / "packed", tmp_path / "ours")
 
 
 @pytest.mark.parametrize(
-    ("name", "changed", "told"),
+    ("name", "changed", "reported"),
     [
         ("layers.1.down.fp8", lambda tensor: tensor[:-1], r"layers.1.down.fp8 is \(63, 128\); allowed: \(64, 128\)"),
         ("layers.1.down.scales", lambda tensor: tensor.half(), r"dtype of tensor layers.1.down.scales is .*float16"),
@@ -338,7 +338,7 @@ def test_a_tensor_that_does_not_fit_is_refused_by_its_name(
     ],
 )  # fmt: skip
 def test_a_stored_weight_that_does_not_fit_is_refused_by_its_name(
-    name: str, changed: Any, told: str, tmp_path: Path
+    name: str, changed: Any, reported: str, tmp_path: Path
 ) -> None:
     write(tmp_path, "fp8, blocks")
     folder = convert(tmp_path / "packed", tmp_path / "ours")
@@ -347,7 +347,7 @@ def test_a_stored_weight_that_does_not_fit_is_refused_by_its_name(
     kept = {key: tensor.contiguous() for key, tensor in tensors.items() if tensor is not None}
     save_file(kept, folder / model_file.WEIGHTS_NAME)
     for keeps_packed in (True, False):
-        with pytest.raises(ConfigError, match=told if keeps_packed else "layers.1.down"):
+        with pytest.raises(ConfigError, match=reported if keeps_packed else "layers.1.down"):
             loaded(folder, torch.float32, keeps_packed=keeps_packed)
 
 
@@ -396,7 +396,7 @@ def test_formats_have_numerics_ids_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "activation_dtype", "told"),
+    ("form", "activation_dtype", "reported"),
     [
         ("int-quantized W8A8", "model", "activations in int8; they stay in float32"),
         pytest.param("int-quantized W8A8", "auto", "", marks=pytest.mark.long),
@@ -405,14 +405,18 @@ def test_formats_have_numerics_ids_of_their_own(tmp_path: Path) -> None:
     ],
 )
 def test_an_engine_says_that_activations_are_not_rounded_as_the_checkpoint_asks(
-    form: str, activation_dtype: str, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    form: str,
+    activation_dtype: str,
+    reported: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     write(tmp_path, form)
     SmallEngine(
         convert(tmp_path / "packed", tmp_path / "ours"), activation_dtype=activation_dtype
     ).close()
-    assert len(caplog.records) == (1 if told else 0)
-    assert told in "".join(record.getMessage() for record in caplog.records)
+    assert len(caplog.records) == (1 if reported else 0)
+    assert reported in "".join(record.getMessage() for record in caplog.records)
 
 
 @pytest.mark.parametrize(

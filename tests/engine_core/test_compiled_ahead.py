@@ -117,9 +117,9 @@ class Launches:
 
 def _params(kernel: Any) -> list[KernelParam]:
     # What the decorator was told; Triton interprets or compiles the function by it.
-    told = kernel.kwargs if isinstance(kernel, InterpretedFunction) else vars(kernel)
-    fixed = told.get("do_not_specialize") or ()
-    unaligned = told.get("do_not_specialize_on_alignment") or ()
+    reported = kernel.kwargs if isinstance(kernel, InterpretedFunction) else vars(kernel)
+    fixed = reported.get("do_not_specialize") or ()
+    unaligned = reported.get("do_not_specialize_on_alignment") or ()
     if isinstance(kernel, JITFunction):
         return list(kernel.params)
     signature = inspect.signature(kernel.fn)

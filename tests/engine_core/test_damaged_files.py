@@ -39,7 +39,7 @@ def fill(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "reported"),
     [
         (lambda path: cut(path, 8), r"tensor \S+ of model.safetensors is 'cut off \(8 bytes are missing\)'"),
         (lambda path: os.truncate(path, 700), r"checkpoint file is 'model.safetensors, 700 bytes'; allowed: a whole"),
@@ -49,14 +49,14 @@ def fill(path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_checkpoint_that_is_cut_off_is_refused_in_a_sentence(
-    damage: Callable[[Path], None], told: str, tmp_path: Path
+    damage: Callable[[Path], None], reported: str, tmp_path: Path
 ) -> None:
     random_checkpoint("llama2", tmp_path / "hf")
     write_packed(
         tmp_path / "hf", tmp_path / "packed", tmp_path / "expanded", FORMS["gptq"], torch.float32
     )
     damage(tmp_path / "packed" / "model.safetensors")
-    with pytest.raises(ConfigError, match=told) as caught:
+    with pytest.raises(ConfigError, match=reported) as caught:
         convert(tmp_path / "packed", tmp_path / "ours")
     assert "\n" not in str(caught.value)
 
@@ -80,9 +80,9 @@ def test_a_link_to_another_file_is_refused_without_a_word_of_it(
     (folder / "model.safetensors").symlink_to(tmp_path / "secret")
     with pytest.raises(ConfigError, match="allowed: a whole file of safetensors") as caught:
         list(HuggingFaceFolder(folder).tensors())
-    said = str(caught.value).replace(f"{len(secret)} bytes", "")
+    sent = str(caught.value).replace(f"{len(secret)} bytes", "")
     for part in ("hunter", "password", str(int.from_bytes(secret[:8], "little") + 8), "12345"):
-        assert part not in said
+        assert part not in sent
 
 
 def test_a_linked_file_in_place_of_a_config_is_refused_without_a_byte_of_it(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_tensor_of_a_type_that_torch_has_not_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "told"),
+    ("names", "reported"),
     [
         (
             ("mlp.gate_proj", "mlp.up_proj"),
@@ -232,7 +232,7 @@ def test_a_tensor_of_a_type_that_torch_has_not_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_parts_whose_sizes_are_wrong_and_whose_sum_is_right_are_refused(
-    names: tuple[str, str], told: str, tmp_path: Path
+    names: tuple[str, str], reported: str, tmp_path: Path
 ) -> None:
     """They are one matrix here, whose rows would be taken for those of the other part."""
     random_checkpoint("llama2", tmp_path / "hf")
@@ -244,7 +244,7 @@ def test_parts_whose_sizes_are_wrong_and_whose_sum_is_right_are_refused(
         second: tensors[second][8:].clone(),
     }
     save_file(tensors | moved, path)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         convert(tmp_path / "hf", tmp_path / "ours")
 
 
@@ -254,7 +254,7 @@ QUERIES = "model.layers.0.self_attn.q_proj.weight"
 
 
 @pytest.mark.parametrize(
-    ("name", "tensor", "told"),
+    ("name", "tensor", "reported"),
     [
         (
             DOWN,
@@ -289,12 +289,12 @@ QUERIES = "model.layers.0.self_attn.q_proj.weight"
     ],
 )
 def test_a_tensor_that_is_no_weight_of_its_layer_is_named(
-    name: str, tensor: torch.Tensor, told: str, tmp_path: Path
+    name: str, tensor: torch.Tensor, reported: str, tmp_path: Path
 ) -> None:
     random_checkpoint("llama2", tmp_path / "hf")
     path = tmp_path / "hf" / "model.safetensors"
     save_file({**load_file(path), name: tensor}, path)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         convert(tmp_path / "hf", tmp_path / "ours")
 
 
@@ -351,7 +351,7 @@ def test_a_gguf_file_that_is_cut_off_names_the_tensor(num_bytes: int, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("numbers", "others", "without", "told"),
+    ("numbers", "others", "without", "reported"),
     [
         (
             {},
@@ -419,12 +419,12 @@ def test_a_gguf_file_of_other_tensors_is_refused_by_name(
     numbers: dict[str, float],
     others: dict[str, np.ndarray[Any, Any]],
     without: str,
-    told: str,
+    reported: str,
     tmp_path: Path,
 ) -> None:
     random_checkpoint("llama2", tmp_path / "hf")
     path = tmp_path / "model.gguf"
     f32 = gguf.GGMLQuantizationType.F32
     write_gguf(path, tmp_path / "hf", f32, numbers=numbers, others=others, without=without)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         convert(path, tmp_path / "ours")

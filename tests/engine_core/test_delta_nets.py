@@ -27,8 +27,8 @@ from tests.engine_core.small_models import (
     SmallEngine,
     convert,
     greedy,
-    hear,
     random_checkpoint,
+    receive,
 )
 from tests.long_values import long_but
 
@@ -121,7 +121,7 @@ def test_choices_of_a_prompt_are_those_of_requests_apart(length: int, folder: Pa
                     engine.engine.add(replace(one, key=key, choice_index=key))
                 while engine.engine.has_work():
                     if (output := engine.engine.step()) is not None:
-                        hear(output, given)
+                        receive(output, given)
         return [*given.values()]
 
     together = run([[0, 1, 2]])

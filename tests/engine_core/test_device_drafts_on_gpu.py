@@ -47,8 +47,8 @@ def check_own_drafts(
     assert load.num_draft_tokens == 0
     for seed in seeds:
         ahead = AheadSpeculator(MAX_DRAFTS, seed).beside(small.config)
-        heard, load = answers_of_a_new_engine(small, prompts, each, ahead, num_rounds=num_rounds)
-        for i, answer in enumerate(heard):
+        received, load = answers_of_a_new_engine(small, prompts, each, ahead, num_rounds=num_rounds)
+        for i, answer in enumerate(received):
             expected = plain[i % len(plain)]
             assert answer.token_ids == expected.token_ids, (seed, i, len(prompts[i % len(prompts)]))
             assert answer.logprobs == expected.logprobs, (seed, i)

@@ -78,11 +78,11 @@ class Copies:
 
 class Setting:
     def __init__(self, *, is_reachable: bool = True) -> None:
-        self.said = list[ToLink]()
+        self.sent = list[ToLink]()
         self.view = View()
         self.copies = Copies(is_reachable=is_reachable)
         self.pulls = DirectPulls(
-            self.copies, PeerLink(key=KEY, seal=BlockSeal(), records=None, send=self.said.append)
+            self.copies, PeerLink(key=KEY, seal=BlockSeal(), records=None, send=self.sent.append)
         )  # type: ignore[arg-type]
         self.pulls._open_view = lambda handle: self.view  # type: ignore[assignment, return-value]
         self.ticket = self.pull(1)
@@ -95,7 +95,7 @@ class Setting:
             HOLDER,
             Wanted(key=KEY, owner=Owner(bytes(16)), parent=b"", hashes=HASHES),
         )
-        assert isinstance(self.said.pop(), PullRequest)
+        assert isinstance(self.sent.pop(), PullRequest)
         return ticket
 
     def answer(self, after: Claim) -> None:
@@ -107,10 +107,10 @@ def test_blocks_are_copied_once_and_used_when_both_claims_name_them() -> None:
     here.pulls.placed(PLACED)
     here.pulls.placed(PLACED)
     assert here.copies.launched == [([4, 5, 6], [7, 8, 9])]
-    assert (here.pulls.poll(), here.said) == ([], [])
+    assert (here.pulls.poll(), here.sent) == ([], [])
     here.copies.copy_.is_done = True
     assert here.pulls.poll() == []
-    assert here.said == [PullCopied(pull=1)]
+    assert here.sent == [PullCopied(pull=1)]
     here.answer(Claim(key=KEY, hashes=HASHES, generations=[1, 2, 9]))
     [end] = here.pulls.poll()
     assert (end.ticket, end.num_usable, end.is_cancelled, end.goes_by_records) == (
@@ -134,7 +134,7 @@ def test_a_claim_from_before_the_end_of_the_copy_does_not_count() -> None:
 def test_a_cache_that_cannot_be_opened_is_not_tried_again() -> None:
     here = Setting(is_reachable=False)
     here.pulls.placed(PLACED)
-    assert here.said == [PullEnd(pull=1)]
+    assert here.sent == [PullEnd(pull=1)]
     here.answer(Claim())
     [end] = here.pulls.poll()
     assert end.goes_by_records
@@ -148,7 +148,7 @@ def test_a_pull_that_is_given_up_ends_when_nothing_is_written_for_it() -> None:
     here = Setting()
     here.pulls.placed(PLACED)
     here.pulls.cancel(here.ticket)
-    assert here.said == [PullEnd(pull=1)]
+    assert here.sent == [PullEnd(pull=1)]
     here.answer(Claim())
     assert here.pulls.poll() == []
     here.copies.copy_.is_done = True
@@ -176,7 +176,7 @@ def test_what_an_engine_publishes_replaces_its_second_claim() -> None:
     here.copies.copy_.is_done = True
     here.view.unchanged = 2
     [end] = here.pulls.poll()
-    assert here.said == [PullEnd(pull=1, num_copied=3)]
+    assert here.sent == [PullEnd(pull=1, num_copied=3)]
     assert (end.ticket, end.num_usable, end.is_cancelled, end.goes_by_records) == (
         here.ticket,
         2,
@@ -194,7 +194,7 @@ def test_blocks_that_are_published_are_copied_while_their_lease_is_asked_for() -
     here.pulls.placed(PUBLISHED)
     here.copies.copy_.is_done = True
     here.pulls.poll()
-    here.said.clear()
+    here.sent.clear()
     here.copies.copy_ = Copy()
     ticket = here.pull(2)
     assert len(here.copies.launched) == 1
@@ -204,7 +204,7 @@ def test_blocks_that_are_published_are_copied_while_their_lease_is_asked_for() -
     assert len(here.copies.launched) == 2
     here.copies.copy_.is_done = True
     [end] = here.pulls.poll()
-    assert (end.ticket, end.num_usable, here.said) == (ticket, 3, [PullEnd(pull=2, num_copied=3)])
+    assert (end.ticket, end.num_usable, here.sent) == (ticket, 3, [PullEnd(pull=2, num_copied=3)])
     assert here.view.compared is here.view.found
 
 
@@ -249,7 +249,7 @@ def test_an_engine_whose_published_memory_cannot_be_opened_is_asked_twice() -> N
     here.pulls.placed(PUBLISHED)
     here.copies.copy_.is_done = True
     assert here.pulls.poll() == []
-    assert here.said == [PullCopied(pull=1)]
+    assert here.sent == [PullCopied(pull=1)]
     here.answer(CLAIM)
     [end] = here.pulls.poll()
     assert end.num_usable == 3

@@ -37,9 +37,9 @@ def test_a_block_that_left_the_device_before_it_was_written_is_announced_again(
     blocks.compute(chain)
     blocks.flood()
     blocks.step()
-    assert blocks.told == set()
+    assert blocks.reported == set()
     blocks.settle()
-    assert blocks.told == set(chain.hashes)
+    assert blocks.reported == set(chain.hashes)
 
 
 def test_what_was_used_least_recently_goes_first_and_its_file_with_it(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_blocks_survive_a_restart_and_are_announced(tmp_path: Path) -> None:
     again = Blocks(tmp_path)
     assert (again.disk.find(chain.hashes), again.disk.has_background_work) == (0, True)
     again.settle()
-    assert again.told == set(chain.hashes)
+    assert again.reported == set(chain.hashes)
     again.load(chain)
     again.settle()
     assert again.found(chain) == 3

@@ -75,7 +75,7 @@ def test_a_damaged_file_is_reported_lost_and_the_blocks_before_it_are_used(
     blocks.settle()
     assert blocks.found(chain) == 1
     assert blocks.disk.use.num_damaged == 1
-    assert chain.hashes[1] not in blocks.told
+    assert chain.hashes[1] not in blocks.reported
     assert not path.exists()
     blocks.check_idle()
     # It is computed, and written again.
@@ -112,7 +112,7 @@ def test_a_disk_that_cannot_be_written_to_is_given_up_with_the_reason(
     assert blocks.disk.use.failure == says
     assert says in caplog.text
     assert caplog.text.count("the disk is not used") == 1
-    assert (blocks.disk.find(kept.hashes), blocks.told) == (0, set(lost.hashes))
+    assert (blocks.disk.find(kept.hashes), blocks.reported) == (0, set(lost.hashes))
     blocks.compute(chain_of(1800, 2))
     blocks.settle()
     blocks.check_idle()
@@ -129,7 +129,7 @@ def test_a_read_error_ends_loads_and_the_use_of_the_disk(tmp_path: Path) -> None
     blocks.settle()
     assert blocks.found(chain) == 0
     assert "cannot be read" in blocks.disk.use.failure
-    assert blocks.told == set()
+    assert blocks.reported == set()
     blocks.check_idle()
 
 

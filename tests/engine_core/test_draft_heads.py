@@ -139,12 +139,12 @@ def test_drafts_are_those_of_a_twin_in_float64_behind_chunks_drafts_and_cached_p
         small = SmallEngine(folder, **SMALL, draft_heads=heads, max_draft_tokens=MAX_DRAFTS)
     recorder = Recorder(small.executor)
     samplings = [greedy(length, seed=seed) for seed in (1, 2, 3)]
-    told, load = answers_of_a_new_engine(
+    reported, load = answers_of_a_new_engine(
         small, prompts, samplings, WholeDrafts().beside(small.config), num_rounds=2
     )
     small.close()
-    assert [answer.token_ids for answer in told] == answers * 2
-    assert [answer.cached_tokens for answer in told] == [0, 0, 0, 0, 16, 32]
+    assert [answer.token_ids for answer in reported] == answers * 2
+    assert [answer.cached_tokens for answer in reported] == [0, 0, 0, 0, 16, 32]
     assert 0.3 * load.num_draft_tokens < load.num_accepted_tokens < 0.9 * load.num_draft_tokens
     assert len(recorder.noted) > 20
     for known, drafts in recorder.noted:

@@ -40,10 +40,10 @@ def check_drafts(
         speculator = WholeDrafts(
             min(MAX_DRAFTS, small.config.max_draft_tokens), is_ahead=is_ahead
         ).beside(small.config)
-        heard, load = answers_of_a_new_engine(
+        received, load = answers_of_a_new_engine(
             small, prompts, each, speculator, num_rounds=num_rounds
         )
-        for i, answer in enumerate(heard):
+        for i, answer in enumerate(received):
             expected = plain[i % len(plain)]
             assert answer.token_ids == expected.token_ids, (is_ahead, i)
             assert answer.logprobs == expected.logprobs, (is_ahead, i)

@@ -57,11 +57,13 @@ def check_drafts(
     if plain is None:
         plain, load = answers_of_a_new_engine(small, prompts, each)
         assert load.num_draft_tokens == 0
-    heard: list[Answer] = []
+    received: list[Answer] = []
     for wrong in shares:
         oracle = OracleSpeculator(plain, wrong, max_drafts).beside(small.config)
-        heard, load = answers_of_a_new_engine(small, prompts, each, oracle, num_rounds=num_rounds)
-        for i, answer in enumerate(heard):
+        received, load = answers_of_a_new_engine(
+            small, prompts, each, oracle, num_rounds=num_rounds
+        )
+        for i, answer in enumerate(received):
             expected = plain[i % len(plain)]
             assert answer.token_ids == expected.token_ids, (
                 wrong,
@@ -73,7 +75,7 @@ def check_drafts(
         if wrong == 0.0:
             assert load.num_accepted_tokens > 0.8 * load.num_draft_tokens
         assert (load.num_accepted_tokens > 0) == (wrong < 1.0)
-    return heard
+    return received
 
 
 @pytest.mark.parametrize("kind", SAMPLINGS)
@@ -210,8 +212,8 @@ def test_drafts_behind_a_prefix_hit_and_beside_sharers_change_nothing(
 ) -> None:
     prompts = prompts_of([3 + 29 * i % 300 for i in range(24)], shared=576)
     samplings = [SEEDED[i] if i % 2 else EVERY_SAMPLING[i % 7] for i in range(24)]
-    heard = check_drafts(engine_of(), prompts, samplings, shares=[0.0, 0.3], num_rounds=2)
-    assert all(answer.cached_tokens >= 576 for answer in heard[24:])
+    received = check_drafts(engine_of(), prompts, samplings, shares=[0.0, 0.3], num_rounds=2)
+    assert all(answer.cached_tokens >= 576 for answer in received[24:])
 
 
 def test_prefixes_that_hold_accepted_tokens_are_hit_and_are_right(

@@ -194,12 +194,12 @@ def test_a_cancelled_request_says_nothing_more_and_frees_its_blocks_with_the_ste
 ) -> None:
     bench.add(1, prompt(40), max_tokens=100)
     bench.steps(8)
-    num_said = len(bench.tokens(1))
+    num_reported = len(bench.tokens(1))
     bench.engine.cancel(1)
     bench.run()
-    assert len(bench.tokens(1)) == num_said
+    assert len(bench.tokens(1)) == num_reported
     assert bench.finish(1) == Finished(
-        key=1, reason=FinishReason.CANCELLED, num_output_tokens=num_said
+        key=1, reason=FinishReason.CANCELLED, num_output_tokens=num_reported
     )
     assert bench.engine.load().num_used_blocks == 0
 

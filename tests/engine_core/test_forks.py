@@ -201,15 +201,15 @@ def check_copies(alone: SmallEngine, together: SmallEngine, prompt_len: int) -> 
             )
             small.engine.add(new)
             while not forks and small.engine.has_work():
-                hear(small, tokens)
+                receive(small, tokens)
         while small.engine.has_work():
-            hear(small, tokens)
+            receive(small, tokens)
         answers.extend(tokens.values())
     assert reported == known
     assert together.engine.load().num_copied_blocks == 3
 
 
-def hear(small: SmallEngine, tokens: dict[int, list[int]]) -> None:
+def receive(small: SmallEngine, tokens: dict[int, list[int]]) -> None:
     if (output := small.engine.step()) is not None:
         found = iter(output.token_ids)
         for key, count in zip(output.keys, output.num_tokens, strict=True):

@@ -46,8 +46,8 @@ class Foreteller:
     def __call__(self, stream: Stream) -> list[int]:
         rng = self._rng
         right = stream.answer[len(stream.tokens) :] + rng.integers(0, MODEL.vocab_size, 20).tolist()
-        told = [self._other() if rng.random() < self._wrong else token for token in right]
-        return told[: rng.integers(0, len(told) + 1)]
+        reported = [self._other() if rng.random() < self._wrong else token for token in right]
+        return reported[: rng.integers(0, len(reported) + 1)]
 
     def _other(self) -> int:
         ids = ILLEGAL if self._rng.random() < 0.3 else range(MODEL.vocab_size)

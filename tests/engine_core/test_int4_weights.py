@@ -183,7 +183,7 @@ def test_biases_of_zeros_that_tools_add_are_left_out_and_others_are_refused(tmp_
 
 
 @pytest.mark.parametrize(
-    ("form", "changed", "told"),
+    ("form", "changed", "reported"),
     [
         ("gptq", {"bits": 3}, r"quantization_config.bits is 3; allowed: 4 or 8"),
         ("gptq", {"bits": 2}, r"quantization_config.bits is 2; allowed: 4 or 8"),
@@ -207,7 +207,7 @@ def test_biases_of_zeros_that_tools_add_are_left_out_and_others_are_refused(tmp_
     ],
 )  # fmt: skip
 def test_what_is_not_served_is_refused_by_its_field_before_any_tensor_is_read(
-    form: str, changed: dict[str, Any], told: str, tmp_path: Path
+    form: str, changed: dict[str, Any], reported: str, tmp_path: Path
 ) -> None:
     write(tmp_path, form)
     path = tmp_path / "packed" / "config.json"
@@ -217,12 +217,12 @@ def test_what_is_not_served_is_refused_by_its_field_before_any_tensor_is_read(
     )
     # Nothing that could be read as a tensor.
     (tmp_path / "packed" / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         convert(tmp_path / "packed", tmp_path / "ours")
 
 
 @pytest.mark.parametrize(
-    ("name", "tensor", "told"),
+    ("name", "tensor", "reported"),
     [
         (f"{MLP}.down_proj.qzeros", None, r"without model.layers.1.mlp.down_proj.qzeros"),
         (
@@ -263,11 +263,11 @@ def test_what_is_not_served_is_refused_by_its_field_before_any_tensor_is_read(
     ],
 )
 def test_a_tensor_that_does_not_fit_is_refused_by_its_name(
-    name: str, tensor: torch.Tensor | None, told: str, tmp_path: Path
+    name: str, tensor: torch.Tensor | None, reported: str, tmp_path: Path
 ) -> None:
     write(tmp_path, "gptq")
     change(tmp_path / "packed", name, tensor)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         convert(tmp_path / "packed", tmp_path / "ours")
 
 

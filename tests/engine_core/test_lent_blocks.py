@@ -46,7 +46,7 @@ class LendingEngine:
         )
         self._now = 0.0
         self._is_direct = is_direct
-        self._said: list[ToLink] = []
+        self._sent: list[ToLink] = []
         timing = SimulatedTiming(step_seconds=1.0)
         executor = SimulatedExecutor(
             config, MODEL, timing, clock=lambda: self._now, sleep=refuse_to_wait
@@ -55,7 +55,7 @@ class LendingEngine:
         self.engine = Engine(
             config,
             executor,
-            peer_link=PeerLink(key=KEY, seal=BlockSeal(), records=records, send=self._said.append),
+            peer_link=PeerLink(key=KEY, seal=BlockSeal(), records=records, send=self._sent.append),
         )
         sampling = SamplingParams(seed=1, max_tokens=3)
         self.engine.add(NewRequest(key=1, prompt_ids=PROMPT, output_ids=[], sampling=sampling))
@@ -78,7 +78,7 @@ class LendingEngine:
     @property
     def lent(self) -> list[int]:
         """Leases, as they were answered."""
-        return [each.lease for each in self._said if isinstance(each, Lent)]
+        return [each.lease for each in self._sent if isinstance(each, Lent)]
 
 
 def refuse_to_wait(seconds: float) -> None:

@@ -189,8 +189,8 @@ def test_weights_that_cannot_be_held_stay_where_they_are(
     _, placed = HeldWeights(holder, "key").taken_or(lambda: random_weights(tmp_path))
     assert placed is None
     assert holder.held is None
-    said = {"no room": "0.0 GB are free", "no export": "exports no memory"}[why]
-    assert said in caplog.text
+    sent = {"no room": "0.0 GB are free", "no export": "exports no memory"}[why]
+    assert sent in caplog.text
 
 
 def test_a_sleeping_engine_holds_nothing_and_holds_again_what_it_wakes_with(

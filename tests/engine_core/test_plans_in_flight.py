@@ -77,11 +77,11 @@ class LendingDriver(Driver):
                 records=np.zeros((NUM_PEER_BLOCKS, row_bytes), np.uint8),
                 send=lambda message: None,
             ),
-            report_masks=self._hear_wanted,
+            report_masks=self._receive_wanted,
         )
 
-    def _hear_wanted(self, report: MaskReport) -> None:
-        super()._hear_wanted(report)
+    def _receive_wanted(self, report: MaskReport) -> None:
+        super()._receive_wanted(report)
         for want in self.wanted.values():
             want.due = NEVER if want.draft_ids else want.due
 

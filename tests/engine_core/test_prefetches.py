@@ -117,17 +117,17 @@ def test_blocks_are_announced_as_every_cached_block_is() -> None:
     pair = Pair()
     pair.add(pair.a, 1)
     pair.prefetch()
-    said = set[bytes]()
-    hear = pair._hear
+    sent = set[bytes]()
+    receive = pair._receive
 
-    def hear_events(output: StepOutput | None) -> None:
+    def receive_events(output: StepOutput | None) -> None:
         if output is not None and output.cache_events is not None and not output.keys:
-            said.update(each for chain in output.cache_events.stored for each in chain.hashes)
-        hear(output)
+            sent.update(each for chain in output.cache_events.stored for each in chain.hashes)
+        receive(output)
 
-    pair._hear = hear_events  # type: ignore[method-assign]
+    pair._receive = receive_events  # type: ignore[method-assign]
     pair.until(lambda: not len(pair.prefetches))
-    assert said >= set(HASHES)
+    assert sent >= set(HASHES)
 
 
 def test_what_running_and_waiting_requests_need_is_not_taken() -> None:
@@ -156,7 +156,7 @@ def test_blocks_on_their_way_return_where_requests_lack_them() -> None:
     assert pair.prefetches.num_loading_blocks > 0
     pair.add(pair.b, 2, OTHER[: (PROMPT_BLOCKS + 4) * BLOCK])
     for _ in range(100):
-        pair._hear(pair.b.step())
+        pair._receive(pair.b.step())
         pair.now += 0.1
         if pair.tokens[2]:
             break
@@ -181,7 +181,7 @@ def test_blocks_that_a_request_waited_for_return_where_others_lack_them_once_it_
     pair.add(pair.b, 3, (2 * OTHER)[: (2 * PROMPT_BLOCKS - 2) * BLOCK])
     # What is said to the holder is not delivered: the load stays open.
     for _ in range(100):
-        pair._hear(pair.b.step())
+        pair._receive(pair.b.step())
         pair.now += 0.1
         if pair.tokens[3]:
             return

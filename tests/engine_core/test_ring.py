@@ -150,7 +150,7 @@ def test_a_full_ring_takes_nothing_until_its_reader_has_read(
     assert reader.read() == [b"more"]
 
 
-def test_a_reader_hears_everything_and_then_that_the_writer_is_gone(
+def test_a_reader_receives_everything_and_then_that_the_writer_is_gone(
     ring: tuple[RingWriter, RingReader],
 ) -> None:
     writer, reader = ring
@@ -190,11 +190,11 @@ def test_a_writer_that_waits_for_room_learns_that_its_reader_is_gone(
 
 async def test_an_event_loop_is_woken_by_a_message(ring: tuple[RingWriter, RingReader]) -> None:
     writer, reader = ring
-    heard: asyncio.Queue[list[bytes]] = asyncio.Queue()
+    received: asyncio.Queue[list[bytes]] = asyncio.Queue()
     loop = asyncio.get_running_loop()
-    loop.add_reader(reader.fileno(), lambda: heard.put_nowait(reader.read()))
+    loop.add_reader(reader.fileno(), lambda: received.put_nowait(reader.read()))
     writer.write(b"hello")
-    assert await heard.get() == [b"hello"]
+    assert await received.get() == [b"hello"]
     loop.remove_reader(reader.fileno())
 
 

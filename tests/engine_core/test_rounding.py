@@ -250,6 +250,6 @@ def test_a_fault_in_a_rounded_weight_shows_in_the_answers(fault: str, tmp_path: 
     assert log_probs(tmp_path / "ours") != sound
 
 
-def test_what_can_be_chosen_is_said_in_one_way() -> None:
+def test_errors_list_the_choices_in_one_way() -> None:
     assert tuple(ROUNDINGS) == tuple(KINDS) == ROUNDED_KINDS
     assert set(KINDS) < set(QUANTIZATIONS)

@@ -81,10 +81,10 @@ class Neighbour:
         if self._fault is not None:
             raise self._fault
         assert self.beside
-        print(f"neighbour: {self.told}")
+        print(f"neighbour: {self.reported}")
 
     @property
-    def told(self) -> str:
+    def reported(self) -> str:
         alone = statistics.median(self.alone)
         beside = statistics.median(self.beside)
         most = sorted(self.beside)[-max(1, len(self.beside) // 100)]

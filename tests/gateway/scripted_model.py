@@ -31,21 +31,21 @@ class ScriptedModel(NamedEngine, ScriptedEngine):
         ScriptedEngine.__init__(self, server)
         self._script = script
 
-    async def hears(self, condition: Callable[[], bool]) -> None:
+    async def receives(self, condition: Callable[[], bool]) -> None:
         """Waits as long as the client takes for its next request."""
-        async with self._heard:
-            await self._heard.wait_for(condition)
+        async with self._received:
+            await self._received.wait_for(condition)
 
     async def answer(self) -> None:
         """Answers the requests, in the order in which they come."""
         for number, token_ids in enumerate(self._script):
             add = await self.add(number)
-            await self.hears(lambda add=add: len(self._prompt(add)) == add.num_prompt_tokens)  # type: ignore[misc]
+            await self.receives(lambda add=add: len(self._prompt(add)) == add.num_prompt_tokens)  # type: ignore[misc]
             [stream_id] = add.stream_ids
-            self.say(EngineFrame(starts=[Start(stream_id=stream_id)]))
+            self.send(EngineFrame(starts=[Start(stream_id=stream_id)]))
             for first in range(0, len(token_ids), STEP_TOKENS):
-                self.say_tokens({stream_id: token_ids[first : first + STEP_TOKENS]}, first=first)
-            self.say_finish(stream_id, FINISH_REASON_STOP)
+                self.send_tokens({stream_id: token_ids[first : first + STEP_TOKENS]}, first=first)
+            self.send_finish(stream_id, FINISH_REASON_STOP)
 
     def prompt(self, number: int) -> list[int]:
         return self._prompt(self.adds[number])

@@ -31,7 +31,7 @@ class ScriptedOutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer)
         self.opens: list[Open] = []
         self.cancels: dict[int, str] = {}
         self._outgoing: asyncio.Queue[OutputFrame | None] = asyncio.Queue()
-        self._heard = asyncio.Condition()
+        self._received = asyncio.Condition()
 
     async def Session(
         self, request_iterator: AsyncIterator[GatewayFrame], context: Any
@@ -52,12 +52,12 @@ class ScriptedOutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer)
                     each for each in reversed(self.opens) if part.stream_id in each.add.stream_ids
                 )
                 opened.add.output_ids.extend(part.output_ids)
-            async with self._heard:
-                self._heard.notify_all()
+            async with self._received:
+                self._received.notify_all()
 
-    async def hears(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60), self._heard:
-            await self._heard.wait_for(condition)
+    async def receives(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(60), self._received:
+            await self._received.wait_for(condition)
 
     def begin(self) -> None:
         """Counts requests from here on."""
@@ -65,7 +65,7 @@ class ScriptedOutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer)
 
     async def open(self, number: int) -> Open:
         """The request that came as that number, with all of the output that it resumes."""
-        await self.hears(
+        await self.receives(
             lambda: (
                 len(self.opens) > number
                 and len(self.opens[number].add.output_ids)

@@ -24,7 +24,7 @@ from tests.gateway.processes import (
     processor_stage,
     started,
 )
-from tests.gateway.test_clients import CLIENTS, told
+from tests.gateway.test_clients import CLIENTS, reported
 from tests.own_environment import node_with, python_with
 from tests.small_models import make_thinking_folder
 
@@ -33,27 +33,27 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 def test_instructor_makes_objects_in_every_mode(thinker: Gateway, tmp_path: Path) -> None:
     python = python_with(tmp_path / "env", "instructor", "openai")
-    said = told(python, str(CLIENTS / "instructor_client.py"), f"{thinker.rest}/v1", THINKER)
-    print("instructor", said["version"])
-    assert said["made"].keys() == {
+    sent = reported(python, str(CLIENTS / "instructor_client.py"), f"{thinker.rest}/v1", THINKER)
+    print("instructor", sent["version"])
+    assert sent["made"].keys() == {
         "TOOLS",
         "TOOLS_STRICT",
         "JSON_SCHEMA",
         "FUNCTIONS",
         "RESPONSES_TOOLS",
     }
-    assert all(trip.keys() == {"city", "days"} for trip in said["made"].values())
+    assert all(trip.keys() == {"city", "days"} for trip in sent["made"].values())
 
 
 def test_an_agent_calls_the_tool_that_it_must_and_ends_with_its_type(
     thinker: Gateway, tmp_path: Path
 ) -> None:
     python = python_with(tmp_path / "env", "openai-agents")
-    said = told(python, str(CLIENTS / "openai_agents_client.py"), f"{thinker.rest}/v1", THINKER)
-    print("openai-agents", said["version"])
+    sent = reported(python, str(CLIENTS / "openai_agents_client.py"), f"{thinker.rest}/v1", THINKER)
+    print("openai-agents", sent["version"])
     for kind in ("chat", "responses"):
-        assert said[kind]["num_calls"] > 0
-        assert said[kind]["made"].keys() == {"city", "days"}
+        assert sent[kind]["num_calls"] > 0
+        assert sent[kind]["made"].keys() == {"city", "days"}
 
 
 @pytest.fixture
@@ -79,12 +79,12 @@ def unthinking(
 
 def test_guidance_holds_a_model_to_its_grammars(unthinking: Gateway, tmp_path: Path) -> None:
     python = python_with(tmp_path / "env", "guidance", "openai")
-    said = told(python, str(CLIENTS / "guidance_client.py"), f"{unthinking.rest}/v1", THINKER)
-    print("guidance", said["version"])
-    assert said["choice"] in ("yes", "no")
-    assert len(said["number"]) == 3
-    assert int(said["number"]) >= 0
-    assert json.loads(said["trip"]).keys() == {"city"}
+    sent = reported(python, str(CLIENTS / "guidance_client.py"), f"{unthinking.rest}/v1", THINKER)
+    print("guidance", sent["version"])
+    assert sent["choice"] in ("yes", "no")
+    assert len(sent["number"]) == 3
+    assert int(sent["number"]) >= 0
+    assert json.loads(sent["trip"]).keys() == {"city"}
 
 
 def test_vercels_ai_sees_an_enforced_call_and_no_empty_part(
@@ -92,43 +92,43 @@ def test_vercels_ai_sees_an_enforced_call_and_no_empty_part(
 ) -> None:
     folder = node_with(tmp_path / "node", "ai", "@ai-sdk/openai", "zod")
     shutil.copy(CLIENTS / "vercel_client.mjs", folder)
-    said = told("node", "vercel_client.mjs", f"{thinker.rest}/v1", THINKER, cwd=folder)
-    print("ai", said["version"], "@ai-sdk/openai", said["provider"])
+    sent = reported("node", "vercel_client.mjs", f"{thinker.rest}/v1", THINKER, cwd=folder)
+    print("ai", sent["version"], "@ai-sdk/openai", sent["provider"])
     for kind in ("chat", "responses"):
-        assert set(said[kind]["content"]) == {"tool-call"}
-        assert said[kind]["object"].keys() == {"city", "days"}
+        assert set(sent[kind]["content"]) == {"tool-call"}
+        assert sent[kind]["object"].keys() == {"city", "days"}
 
 
 def test_pydantic_ai_makes_objects_and_streams_over_every_api(
     thinker: Gateway, tmp_path: Path
 ) -> None:
     python = python_with(tmp_path / "env", "pydantic-ai-slim[openai,anthropic]")
-    said = told(python, str(CLIENTS / "pydantic_ai_client.py"), thinker.rest, THINKER)
-    print("pydantic-ai", said["version"])
+    sent = reported(python, str(CLIENTS / "pydantic_ai_client.py"), thinker.rest, THINKER)
+    print("pydantic-ai", sent["version"])
     for kind in ("chat", "responses", "messages"):
-        assert said[kind]["made"].keys() == {"city", "days"}
-        assert said[kind]["streamed"]
-        assert all(said[kind]["num_tokens"])
-    assert said["chat"]["streamed"] == said["responses"]["streamed"] == said["messages"]["streamed"]
+        assert sent[kind]["made"].keys() == {"city", "days"}
+        assert sent[kind]["streamed"]
+        assert all(sent[kind]["num_tokens"])
+    assert sent["chat"]["streamed"] == sent["responses"]["streamed"] == sent["messages"]["streamed"]
 
 
 def test_langchain_speaks_anthropics_api(thinker: Gateway, tmp_path: Path) -> None:
     python = python_with(tmp_path / "env", "langchain-anthropic")
-    said = told(python, str(CLIENTS / "langchain_anthropic_client.py"), thinker.rest, THINKER)
-    print("langchain-anthropic", said["version"])
-    assert said["streamed"] == said["whole"] != ""
-    assert said["usage"] == 12
-    assert said["call"]["name"] == "weather"
-    assert isinstance(said["call"]["args"]["city"], str)
-    assert said["after"] > 0
+    sent = reported(python, str(CLIENTS / "langchain_anthropic_client.py"), thinker.rest, THINKER)
+    print("langchain-anthropic", sent["version"])
+    assert sent["streamed"] == sent["whole"] != ""
+    assert sent["usage"] == 12
+    assert sent["call"]["name"] == "weather"
+    assert isinstance(sent["call"]["args"]["city"], str)
+    assert sent["after"] > 0
 
 
 def test_litellms_proxy_passes_both_apis_on(thinker: Gateway, tmp_path: Path) -> None:
     python = python_with(tmp_path / "env", "litellm[proxy]", "anthropic", "openai")
-    said = told(python, str(CLIENTS / "litellm_proxy_client.py"), thinker.rest, THINKER)
-    print("litellm[proxy]", said["version"])
+    sent = reported(python, str(CLIENTS / "litellm_proxy_client.py"), thinker.rest, THINKER)
+    print("litellm[proxy]", sent["version"])
     for name in ("by-openai", "by-anthropic"):
-        assert said[name]["streamed"] == said[name]["whole"] != ""
-        assert said[name]["usage"] == 12
-    assert said["messages"]["usage"] == 12
-    assert said["messages"]["text"]
+        assert sent[name]["streamed"] == sent[name]["whole"] != ""
+        assert sent[name]["usage"] == 12
+    assert sent["messages"]["usage"] == 12
+    assert sent["messages"]["text"]

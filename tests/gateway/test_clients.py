@@ -17,7 +17,7 @@ from tests.gateway.processes import THINKER, Gateway
 CLIENTS = Path(__file__).parent / "clients"
 
 
-def told(*command: str, cwd: Path | None = None, **variables: str) -> dict[str, Any]:
+def reported(*command: str, cwd: Path | None = None, **variables: str) -> dict[str, Any]:
     """What a client printed."""
     # Neither asks the network for prices or reports on its users.
     env = (
@@ -37,7 +37,7 @@ def told(*command: str, cwd: Path | None = None, **variables: str) -> dict[str, 
 
 @pytest.mark.long
 def test_langchain_chats_streams_calls_tools_and_embeds(thinker: Gateway) -> None:
-    output = told(
+    output = reported(
         sys.executable, str(CLIENTS / "langchain_client.py"), f"{thinker.rest}/v1", THINKER
     )
     assert output["streamed"] == output["whole"]
@@ -53,7 +53,9 @@ def test_langchain_chats_streams_calls_tools_and_embeds(thinker: Gateway) -> Non
 
 @pytest.mark.long
 def test_litellm_chats_streams_calls_tools_and_embeds(thinker: Gateway) -> None:
-    output = told(sys.executable, str(CLIENTS / "litellm_client.py"), f"{thinker.rest}/v1", THINKER)
+    output = reported(
+        sys.executable, str(CLIENTS / "litellm_client.py"), f"{thinker.rest}/v1", THINKER
+    )
     assert output["streamed"] == output["whole"]
     assert output["usage"] == 12
     assert output["call"] == "weather"
@@ -64,7 +66,7 @@ def test_litellm_chats_streams_calls_tools_and_embeds(thinker: Gateway) -> None:
 
 @pytest.mark.long
 def test_anthropics_client_streams_calls_tools_and_counts_tokens(thinker: Gateway) -> None:
-    output = told(sys.executable, str(CLIENTS / "anthropic_client.py"), thinker.rest, THINKER)
+    output = reported(sys.executable, str(CLIENTS / "anthropic_client.py"), thinker.rest, THINKER)
     print("anthropic", output["version"])
     assert output["call"] == {"name": "weather", "input": {"city": "Ulm"}}
     assert output["stop_reason"] == "tool_use"
@@ -84,7 +86,7 @@ def test_anthropics_client_streams_calls_tools_and_counts_tokens(thinker: Gatewa
 
 @pytest.mark.long
 def test_ollamas_client_chats_generates_streams_and_embeds(thinker: Gateway) -> None:
-    output = told(sys.executable, str(CLIENTS / "ollama_client.py"), thinker.rest, THINKER)
+    output = reported(sys.executable, str(CLIENTS / "ollama_client.py"), thinker.rest, THINKER)
     print("ollama", output["version"])
     assert output["streamed"] == output["whole"]
     assert output["reason"] == "length"
@@ -110,7 +112,7 @@ def test_ollamas_client_chats_generates_streams_and_embeds(thinker: Gateway) -> 
 def test_openais_client_for_javascript_chats_streams_calls_tools_and_embeds(
     thinker: Gateway, js_folder: Path
 ) -> None:
-    output = told("node", str(js_folder / "openai_client.js"), f"{thinker.rest}/v1", THINKER)
+    output = reported("node", str(js_folder / "openai_client.js"), f"{thinker.rest}/v1", THINKER)
     assert output["streamed"] == output["whole"] == output["response"]
     assert output["usage"] == 12
     assert output["call"]["name"] == "weather"

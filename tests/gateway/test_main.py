@@ -44,9 +44,13 @@ def test_ready_waits_for_the_first_engine_unless_the_first_request_starts_it(
     usual = gateway_stage(*without_engine)
     with started(patient, usual), Gateway(patient) as gateway, Gateway(usual) as other:
         gateway.wait_until(gateway.is_ready)
-        told = gateway.client.get("/ready").json()
-        assert (told["ready"], told["missing"], told["awaited"]) == (True, [], ["engine"])
-        assert told["detail"].startswith("engine starting")
+        reported = gateway.client.get("/ready").json()
+        assert (reported["ready"], reported["missing"], reported["awaited"]) == (
+            True,
+            [],
+            ["engine"],
+        )
+        assert reported["detail"].startswith("engine starting")
         other.wait_until(lambda: other.client.get("/ready").json()["missing"] == ["engine"])
         assert other.client.get("/ready").status_code == 503
 
@@ -64,8 +68,8 @@ def test_a_body_without_its_content_type_is_refused_with_how_to_send_one(gateway
 
 
 def test_every_process_says_what_it_was_made_from(gateway: Gateway) -> None:
-    told = gateway.client.get("/version").json()
-    assert told == {"version": RELEASE, "commit": commit()}
+    reported = gateway.client.get("/version").json()
+    assert reported == {"version": RELEASE, "commit": commit()}
     line = f'headwater_build_info{{commit="{commit()}",stage="gateway",version="{RELEASE}"}} 1.0'
     assert gateway.client.get("/metrics").text.count(line) == 1
 
@@ -85,7 +89,7 @@ def test_several_share_a_port(behind: Behind) -> None:
             assert gateway.chat()["choices"]
 
 
-def test_what_cannot_be_is_said_in_a_sentence_and_ends_it() -> None:
+def test_an_impossible_setting_is_reported_in_a_sentence_and_ends_the_gateway() -> None:
     command = [sys.executable, "-m", "headwater.gateway", "--host=0.0.0.0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1

@@ -29,8 +29,8 @@ def test_a_chat_takes_another_model_by_name_and_lists_those_that_are_served(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     console = Console(file=io.StringIO(), width=200)
-    said = iter(["/model nothing", f"/model {MODEL}", "Name a river.", "/quit"])
-    monkeypatch.setattr(console, "input", lambda _: next(said))
+    printed = iter(["/model nothing", f"/model {MODEL}", "Name a river.", "/quit"])
+    monkeypatch.setattr(console, "input", lambda _: next(printed))
     with httpx.Client(base_url=f"{gateway.rest}/v1", timeout=60) as client:
         chat = Chat(client, "another", options={"max_tokens": 4})
         converse(chat, console)
@@ -46,10 +46,10 @@ def test_a_chat_takes_lines_and_a_temperature_and_is_saved(
 ) -> None:
     console = Console(file=io.StringIO(), width=60)
     file = tmp_path / "chat.json"
-    said = iter(
+    printed = iter(
         ["/temperature 9", "/temperature 0", "Name \\", "a river.", f"/save {file}", "/save /"]
     )
-    monkeypatch.setattr(console, "input", lambda _: next(said, "/quit"))
+    monkeypatch.setattr(console, "input", lambda _: next(printed, "/quit"))
     with httpx.Client(base_url=f"{gateway.rest}/v1", timeout=60) as client:
         converse(Chat(client, MODEL, options={"max_tokens": 40}), console)
     assert isinstance(console.file, io.StringIO)
@@ -68,8 +68,8 @@ def test_a_chat_shows_thoughts_apart_from_the_answer(
     scripted: tuple[Gateway, ScriptedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     console = Console(file=io.StringIO(), width=60, force_terminal=True)
-    said = iter(["Is it warm?", "/quit"])
-    monkeypatch.setattr(console, "input", lambda _: next(said))
+    printed = iter(["Is it warm?", "/quit"])
+    monkeypatch.setattr(console, "input", lambda _: next(printed))
     with httpx.Client(base_url=f"{scripted[0].rest}/v1", timeout=60) as client:
         chat = Chat(client, THINKER, options={})
         converse(chat, console)

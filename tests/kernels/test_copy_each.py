@@ -51,7 +51,7 @@ def test_no_rows_are_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("host")
-def test_what_the_driver_refuses_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_of_the_driver_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_launch", lambda *_: 700)
     with pytest.raises(
         OSError, match="copies of 4 rows of 28 bytes failed with error 700 of the GPU's driver"

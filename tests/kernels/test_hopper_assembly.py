@@ -105,7 +105,7 @@ def test_teams_of_a_product_hand_tiles_to_the_copy_engine_only_when_they_are_don
 
 
 @pytest.mark.long
-def test_rings_of_a_product_take_no_more_shared_memory_than_is_said(programs: Any) -> None:
+def test_rings_of_a_product_take_no_more_shared_memory_than_declared(programs: Any) -> None:
     for name, program in programs["teams"].items():
         assert program["bound"] - 512 < program["shared"] <= program["bound"], name
 

@@ -161,24 +161,26 @@ class Ring:
         self.tokens = np.full(capacity, SEPARATOR, np.int32)
         self.heads = np.zeros((len(KEY_LENS), NUM_BUCKETS), np.int32)
         self.previous = np.zeros((len(KEY_LENS), capacity), np.int32)
-        self.told = [SEPARATOR]
+        self.reported = [SEPARATOR]
 
     def learn(self, answer: list[int]) -> None:
-        start = len(self.told)
-        self.told += [*answer[1 - len(self.tokens) :], SEPARATOR]
-        for position in range(start, len(self.told)):
-            self.tokens[position % len(self.tokens)] = self.told[position]
+        start = len(self.reported)
+        self.reported += [*answer[1 - len(self.tokens) :], SEPARATOR]
+        for position in range(start, len(self.reported)):
+            self.tokens[position % len(self.tokens)] = self.reported[position]
         indexer()(
-            self.tokens, self.heads, self.previous, len(self.tokens) - 1, start, len(self.told)
+            self.tokens, self.heads, self.previous, len(self.tokens) - 1, start, len(self.reported)
         )
 
     @property
     def kept(self) -> list[int]:
-        return self.told[-len(self.tokens) :]
+        return self.reported[-len(self.tokens) :]
 
     def draft(self, known: list[int], most: int) -> tuple[list[int], int]:
         addresses = [array.ctypes.data for array in (self.tokens, self.heads, self.previous)]
-        fields = np.array([[*addresses, len(self.tokens), NUM_BUCKETS, len(self.told)]], np.int64)
+        fields = np.array(
+            [[*addresses, len(self.tokens), NUM_BUCKETS, len(self.reported)]], np.int64
+        )
         table = np.array([[0] * LENGTH, known + [0] * (LENGTH - len(known))], np.int32)
         drafts = np.zeros((1, MOST), np.int32)
         history_of_row = np.array([-1, 0], np.int32)
@@ -207,7 +209,7 @@ def test_a_history_drafts_what_a_search_without_an_index_finds(
         assert ring.draft(known, most) == history_draft_twin(known, ring.kept, most, NUM_BUCKETS)
 
 
-def told(*answers: list[int], capacity: int = 256) -> Ring:
+def reported(*answers: list[int], capacity: int = 256) -> Ring:
     ring = Ring(capacity)
     for answer in answers:
         ring.learn(answer)
@@ -215,7 +217,7 @@ def told(*answers: list[int], capacity: int = 256) -> Ring:
 
 
 def test_a_history_goes_on_with_what_follows_most_often() -> None:
-    ring = told([1, 2, 3, 4, 5], [1, 2, 3, 6, 7], [1, 2, 3, 4, 8], [9, 2, 3, 7])
+    ring = reported([1, 2, 3, 4, 5], [1, 2, 3, 6, 7], [1, 2, 3, 4, 8], [9, 2, 3, 7])
     assert ring.draft([1, 2, 3], MOST) == ([4, 8], 3)
     assert ring.draft([5, 2, 3], MOST) == ([4, 8], 2)
     assert ring.draft([9, 2, 3], 1) == ([7], 3)
@@ -223,26 +225,26 @@ def test_a_history_goes_on_with_what_follows_most_often() -> None:
 
 def test_what_follows_too_seldom_is_not_drafted() -> None:
     followers = [[1, 2, token, 30, 40] for token in (5, 6, 7, 8, 9)]
-    assert told(*followers).draft([1, 2], MOST) == ([9, 30, 40], 2)
-    assert told(*followers, [1, 2, 10]).draft([1, 2], MOST) == ([], 0)
+    assert reported(*followers).draft([1, 2], MOST) == ([9, 30, 40], 2)
+    assert reported(*followers, [1, 2, 10]).draft([1, 2], MOST) == ([], 0)
 
 
 def test_an_end_counts_as_what_follows_and_is_not_drafted() -> None:
     ends = [[7, 1, 2]] * 4
-    assert told([1, 2, 3], *ends).draft([1, 2], MOST) == ([3], 2)
-    assert told([1, 2, 3], *ends, [1, 2]).draft([1, 2], MOST) == ([], 0)
-    assert told([1, 2], [3, 4]).draft([1, 2], MOST) == ([], 0)
+    assert reported([1, 2, 3], *ends).draft([1, 2], MOST) == ([3], 2)
+    assert reported([1, 2, 3], *ends, [1, 2]).draft([1, 2], MOST) == ([], 0)
+    assert reported([1, 2], [3, 4]).draft([1, 2], MOST) == ([], 0)
 
 
 def test_a_longer_match_drafts_more() -> None:
-    ring = told(list(range(1, 40)))
+    ring = reported(list(range(1, 40)))
     for length in (2, 3, 4):
         known = [50, *range(10 - length, 10)]
         assert ring.draft(known, MOST) == (list(range(10, 10 + DRAFTS_PER_MATCH * length)), length)
 
 
 def test_a_match_reads_over_the_end_of_the_ring_and_no_further_back_than_it_holds() -> None:
-    ring = told([1, 2, 3, 4, 5], [6, 7, 8, 9, 10], [11, 12, 13], capacity=16)
+    ring = reported([1, 2, 3, 4, 5], [6, 7, 8, 9, 10], [11, 12, 13], capacity=16)
     assert (
         ring.kept
         == [SEPARATOR, 1, 2, 3, 4, 5, SEPARATOR, 6, 7, 8, 9, 10, SEPARATOR, 11, 12, 13, SEPARATOR][

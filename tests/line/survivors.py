@@ -181,7 +181,7 @@ class RestReader(Reader):
                 yield {"error": reply.read().decode()}
             for line in reply.iter_lines():
                 if line.startswith("data: {"):
-                    yield from self._told(json.loads(line[6:]))
+                    yield from self._reported(json.loads(line[6:]))
 
     def _asked(self) -> dict[str, Any]:
         always = {
@@ -192,7 +192,7 @@ class RestReader(Reader):
         }
         return always | self._body
 
-    def _told(self, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _reported(self, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield event
 
 
@@ -222,7 +222,7 @@ class ResponseReader(RestReader):
         }
         return asked | body
 
-    def _told(self, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _reported(self, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
         kind = event["type"]
         response = event.get("response", {})
         if event["sequence_number"] != self._number:
@@ -265,9 +265,9 @@ class GrpcReader(Reader):
         with grpc.insecure_channel(self._line.grpc) as channel:
             stub: Any = inference_pb2_grpc.InferenceStub(channel)
             for chunk in stub.ChatStream(asked, timeout=PATIENCE):
-                yield self._told(chunk)
+                yield self._reported(chunk)
 
-    def _told(self, chunk: Any) -> dict[str, Any]:
+    def _reported(self, chunk: Any) -> dict[str, Any]:
         if chunk.HasField("usage"):
             return {
                 "id": chunk.request_id,

@@ -53,8 +53,8 @@ def rows(page: Page, table: str) -> dict[str, dict[str, str]]:
     script = f"""Object.fromEntries([...document.querySelectorAll('[aria-label={json.dumps(table)}] tbody tr')].map(
         (row) => [row.children[0].innerText, Object.fromEntries([...row.children].map(
             (cell) => [cell.dataset.title, cell.innerText]))]))"""
-    told: dict[str, dict[str, str]] = page.run(script)
-    return told
+    reported: dict[str, dict[str, str]] = page.run(script)
+    return reported
 
 
 def until(page: Page, found: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:

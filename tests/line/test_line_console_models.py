@@ -30,7 +30,7 @@ def opened(chromium: Chromium, line: Line) -> Iterator[Page]:
         assert page.complaints == []
 
 
-def said(page: Page, words: str) -> None:
+def sent(page: Page, words: str) -> None:
     """Waits until the page tells how something ended."""
     page.wait(f"document.querySelector('.said').innerText.includes({words!r})", 60)
 
@@ -61,7 +61,7 @@ def test_a_model_is_pinned_unpinned_put_to_sleep_and_woken(chromium: Chromium, t
 
         until(page, lambda: turn("one"), "it takes no turns")
         press("Pin")
-        said(page, "one: pin")
+        sent(page, "one: pin")
         until(page, lambda: turn("one").startswith("awake, pinned"), "it is not pinned")
         press("Unpin")
         until(page, lambda: "pinned" not in turn("one"), "it stays pinned")
@@ -99,13 +99,13 @@ def test_an_adapter_is_loaded_answers_and_is_unloaded(
         page.press("Escape")
         page.wait("!document.querySelector('dialog[open]')")
         load(tmp_path / "support")
-        said(page, "the adapter support is served by engine-0")
+        sent(page, "the adapter support is served by engine-0")
         row = until(page, lambda: rows(page, "Adapters").get("support"), "it is not shown")
         assert (row["base model"], row["rank"], row["tenants"]) == (MODEL, "4", "all")
         body = {"model": "support", "prompt": "A river", "max_tokens": 3}
         assert engine.client.post("/v1/completions", json=body).status_code == 200
         page.click("[aria-label='Unload support']")
         page.click("dialog .actions button:not(.quiet)")
-        said(page, "the adapter support is unloaded")
+        sent(page, "the adapter support is unloaded")
         until(page, lambda: "support" not in rows(page, "Adapters"), "it is still shown")
         assert engine.client.post("/v1/completions", json=body).status_code == 404

@@ -313,7 +313,7 @@ def test_the_bounds_of_a_model_are_changed_while_it_is_served(elastic_line: Line
         ),
     ],
 )
-def test_what_cannot_be_loaded_or_unloaded_is_said_before_anything_starts(
+def test_what_cannot_be_loaded_or_unloaded_is_reported_before_anything_starts(
     method: str, path: str, body: Any, status: int, sentence: str, elastic_line: Line
 ) -> None:
     reply = elastic_line.client.request(method, f"/admin/models{path}", json=body)

@@ -83,7 +83,7 @@ async def own_servers() -> AsyncIterator[dict[str, EmbeddedServer]]:
 
 @pytest.mark.slow
 @pytest.mark.long
-async def test_no_request_fails_while_redis_and_nats_are_away_and_both_are_told_everything_again(
+async def test_no_request_fails_while_redis_and_nats_are_away_and_both_are_filled_again(
     start_line: Any, tmp_path: Path
 ) -> None:
     """One at a time they are killed in the schedules of `tests/bench/test_cluster.py`."""
@@ -173,19 +173,19 @@ async def test_with_one_of_each_stage_all_may_die_and_answers_and_requests_wait_
     line = await asyncio.to_thread(
         start_line, "--executor=simulated", "--replicas=1", start=ForkedCluster
     )
-    told: dict[str, Any] = {
+    reported: dict[str, Any] = {
         "max_tokens": 400,
         "ignore_eos": True,
         "temperature": 1,
         "seed": 3,
     } | UNDRAFTED
-    expected = await asyncio.to_thread(text_of, line, "Once upon a time", **told)
+    expected = await asyncio.to_thread(text_of, line, "Once upon a time", **reported)
     victims = {
         name: line.pid_of(name) for name in ("processor-0", "output-processor-0", "engine-0")
     }
     with Load(line, num_clients=4).running() as load:
         await load.answers(8)
-        with line.stream("Once upon a time", **told) as events:
+        with line.stream("Once upon a time", **reported) as events:
             text = next(events)["choices"][0]["text"]
             for pid in victims.values():
                 os.kill(pid, signal.SIGKILL)

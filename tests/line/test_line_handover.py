@@ -260,11 +260,11 @@ def test_roles_change_at_once_and_without_draining(line: Line) -> None:
     with busy(line):
         for replica in (PREFILL, DECODE):
             set_role(line, replica, "both")
-        told_at = time.monotonic()
+        reported_at = time.monotonic()
         # A second, on a machine that has nothing else to do.
         line.wait_for(lambda: know(line, ["both", "both"]), 20, "roles are not known")
         print(
-            f"every gateway knew the roles {time.monotonic() - told_at:.2f} s after they were set"
+            f"every gateway knew the roles {time.monotonic() - reported_at:.2f} s after they were set"
         )
         assert know_busy(line, is_busy=True), "what ran has ended"
         assert len(explained(line, ask(line, 1))["attempts"]) == 1

@@ -23,7 +23,7 @@ from headwater.services.models.store import default_cache_dir, pull
 from headwater.services.runtime.progress import silent
 from headwater.services.text.tokenizer import Tokenizer
 from tests.engine_core.demo_reference import demo_reference
-from tests.gateway.test_clients import CLIENTS, told
+from tests.gateway.test_clients import CLIENTS, reported
 from tests.line.conftest import LineStarter
 from tests.own_environment import python_with
 
@@ -162,21 +162,21 @@ def test_lm_eval_finds_what_transformers_finds(
             str(tasks),
             sends,
         )
-        said = told(*command, **offline)
+        sent = reported(*command, **offline)
         print(
             "lm_eval",
-            said["version"],
-            {name: said["scores"][name] for name in ("choice", "rolling", "written")},
+            sent["version"],
+            {name: sent["scores"][name] for name in ("choice", "rolling", "written")},
         )
-        check_choices(oracle, said)
-        check_rolling(oracle, said)
-        check_written(oracle, said)
+        check_choices(oracle, sent)
+        check_rolling(oracle, sent)
+        check_written(oracle, sent)
 
 
-def check_choices(oracle: Oracle, said: dict[str, Any]) -> None:
+def check_choices(oracle: Oracle, sent: dict[str, Any]) -> None:
     num_right = 0
     num_right_by_length = 0
-    for (question, choices, right), found in zip(QUESTIONS, said["samples"]["choice"], strict=True):
+    for (question, choices, right), found in zip(QUESTIONS, sent["samples"]["choice"], strict=True):
         expected = [oracle.choice(question, choice) for choice in choices]
         assert [logprob for logprob, _ in found] == pytest.approx(
             [logprob for logprob, _ in expected], abs=2e-3
@@ -188,34 +188,34 @@ def check_choices(oracle: Oracle, said: dict[str, Any]) -> None:
         ]
         num_right += logprobs.index(max(logprobs)) == right
         num_right_by_length += by_length.index(max(by_length)) == right
-    assert said["scores"]["choice"]["acc,none"] == num_right / len(QUESTIONS)
-    assert said["scores"]["choice"]["acc_norm,none"] == num_right_by_length / len(QUESTIONS)
+    assert sent["scores"]["choice"]["acc,none"] == num_right / len(QUESTIONS)
+    assert sent["scores"]["choice"]["acc_norm,none"] == num_right_by_length / len(QUESTIONS)
     assert 0 < num_right < len(QUESTIONS)
 
 
-def check_rolling(oracle: Oracle, said: dict[str, Any]) -> None:
+def check_rolling(oracle: Oracle, sent: dict[str, Any]) -> None:
     """Each text from its first token on, behind the token that begins texts."""
     begin = oracle.encode("<|im_start|>")
     logprobs = [oracle.scores(begin, oracle.encode(text))[0] for text in TEXTS]
-    assert [found for [found] in said["samples"]["rolling"]] == pytest.approx(logprobs, rel=1e-4)
+    assert [found for [found] in sent["samples"]["rolling"]] == pytest.approx(logprobs, rel=1e-4)
     for unit, sizes in (
         ("word", [len(re.split(r"\s+", text)) for text in TEXTS]),
         ("byte", [len(text.encode()) for text in TEXTS]),
     ):
         perplexity = math.exp(-sum(logprobs) / sum(sizes))
-        assert said["scores"]["rolling"][f"{unit}_perplexity,none"] == pytest.approx(
+        assert sent["scores"]["rolling"][f"{unit}_perplexity,none"] == pytest.approx(
             perplexity, rel=1e-4
         )
 
 
-def check_written(oracle: Oracle, said: dict[str, Any]) -> None:
+def check_written(oracle: Oracle, sent: dict[str, Any]) -> None:
     expected = [oracle.written(question) for question, _, _ in QUESTIONS]
-    assert [found for [found] in said["samples"]["written"]] == expected
+    assert [found for [found] in sent["samples"]["written"]] == expected
     pairs = zip(expected, QUESTIONS, strict=True)
     num_right = sum(
         _plain(text) == _plain(f" {choices[right]}") for text, (_, choices, right) in pairs
     )
-    assert said["scores"]["written"]["exact_match,none"] == num_right / len(QUESTIONS)
+    assert sent["scores"]["written"]["exact_match,none"] == num_right / len(QUESTIONS)
 
 
 def _plain(text: str) -> str:

@@ -150,10 +150,10 @@ def test_the_check_of_a_wrong_platform_fails_with_the_name_of_its_operation(
         )
         == 1
     )
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert not told["passed"]
-    assert told["model"] is None
-    failed = {row["operation"] for row in told["operations"] if not row["passed"]}
+    reported: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert not reported["passed"]
+    assert reported["model"] is None
+    failed = {row["operation"] for row in reported["operations"] if not row["passed"]}
     # The norm of a sum is computed by the norm.
     assert failed == {"rms_norm", "add_rms_norm"}
 
@@ -176,7 +176,7 @@ def test_the_check_of_a_wrong_platform_fails_with_the_name_of_its_operation(
         ),
     ],
 )
-def test_what_cannot_be_checked_is_said_in_one_line(
+def test_what_cannot_be_checked_is_reported_in_one_line(
     site: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -198,14 +198,14 @@ def test_what_cannot_be_checked_is_said_in_one_line(
 def test_the_installed_platform_passes_the_whole_check(plain_site: Path) -> None:
     done = check(plain_site, "plain", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(done.stdout)
-    assert told["passed"]
-    assert (told["distribution"], told["api"], told["model"]) == (
+    reported = json.loads(done.stdout)
+    assert reported["passed"]
+    assert (reported["distribution"], reported["api"], reported["model"]) == (
         "headwater-platform-plain",
         2,
         "smollm2-135m-instruct",
     )
-    assert {row["operation"] for row in told["operations"]} >= {
+    assert {row["operation"] for row in reported["operations"]} >= {
         "linear_dense",
         "store_kv",
         "model_greedy_tokens",

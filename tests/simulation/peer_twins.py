@@ -209,9 +209,9 @@ class Replica:
         for lane in self.lanes:
             lane.run(rng.choice([0, 1, 30]))
         if self.has_work and (output := self.engine.step()) is not None:
-            self._hear(output)
+            self._receive(output)
 
-    def _hear(self, output: StepOutput) -> None:
+    def _receive(self, output: StepOutput) -> None:
         tokens = iter(output.token_ids)
         for key, first, num_tokens in zip(
             output.keys, output.first_index, output.num_tokens, strict=True

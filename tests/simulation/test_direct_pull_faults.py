@@ -94,8 +94,8 @@ def claimed_before_the_copy(patch: pytest.MonkeyPatch) -> None:
 
     def poll_early(pulls: DirectPulls) -> list[DirectEnd]:
         for pull in pulls._pulls.values():
-            if pull.copy is not None and not pull.is_told and pull.answer is None:
-                pull.is_told = True
+            if pull.copy is not None and not pull.is_reported and pull.answer is None:
+                pull.is_reported = True
                 pulls._link.send(direct_pulls.PullCopied(pull=pull.number))
         return poll(pulls)
 

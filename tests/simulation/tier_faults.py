@@ -215,7 +215,7 @@ class Run:
                 sources=() if self.peer is None else (self.peer,),
             )
         self.answers: dict[int, Answer] = {}
-        self.told = set[bytes]()
+        self.reported = set[bytes]()
         self.hits = Counter[str]()
 
     def _peer(self, kv_blocks: UInt64Array) -> LyingSource:
@@ -305,11 +305,11 @@ class Run:
         self.writes.run(self.rng.choice([0, 30, 30]))
         self.reads.run(self.rng.choice([0, 1, 30]))
         if (output := self.engine.step()) is not None:
-            self._hear(output)
+            self._receive(output)
         if self.num_steps % 5 == 0:
             self._check_blocks()
 
-    def _hear(self, output: StepOutput) -> None:
+    def _receive(self, output: StepOutput) -> None:
         tokens = iter(output.token_ids)
         for key, first, count in zip(
             output.keys, output.first_index, output.num_tokens, strict=True
@@ -323,11 +323,11 @@ class Run:
             assert not self.answers[finished.key].has_ended, "two ends"
             self.answers[finished.key].has_ended = True
         if (events := output.cache_events) is not None:
-            assert self.told >= set(events.removed), "told lost, and was not told stored"
-            self.told -= set(events.removed)
+            assert self.reported >= set(events.removed), "told lost, and was not told stored"
+            self.reported -= set(events.removed)
             for chain in events.stored:
-                assert self.told.isdisjoint(chain.hashes), "told stored twice"
-                self.told.update(chain.hashes)
+                assert self.reported.isdisjoint(chain.hashes), "told stored twice"
+                self.reported.update(chain.hashes)
 
     def _check_blocks(self) -> None:
         """Blocks are held by rows, by loads and by copies in flight, and by nobody else; slots by
@@ -364,7 +364,7 @@ class Run:
             "blocks are left"
         )
         assert len(self.disk._free_slots) == self.config.num_staged_blocks, "slots are left"
-        assert set(self.engine.cached_block_hashes()) == self.told, (
+        assert set(self.engine.cached_block_hashes()) == self.reported, (
             "the index was told something else"
         )
 

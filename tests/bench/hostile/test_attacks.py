@@ -34,30 +34,30 @@ class Heard:
 @asynccontextmanager
 async def rest_server(status: bytes) -> AsyncIterator[tuple[Target, Heard]]:
     """Answers each request with one status when its body has come."""
-    heard = Heard()
+    received = Heard()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
-            heard.heads.append(head)
+            received.heads.append(head)
             length = int(head.partition(b"content-length: ")[2].partition(b"\r")[0])
-            heard.bodies.append(await reader.readexactly(length))
+            received.bodies.append(await reader.readexactly(length))
             writer.write(b"HTTP/1.1 %s Name\r\ncontent-length: 0\r\n\r\n" % status)
             await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
-            heard.heads.append(b"")
+            received.heads.append(b"")
         finally:
             writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
     async with server:
-        yield Target(rest=f"http://{host}:{port}", grpc="", model="m", key="k"), heard
+        yield Target(rest=f"http://{host}:{port}", grpc="", model="m", key="k"), received
 
 
 class Answering(inference_pb2_grpc.InferenceServicer):
-    def __init__(self, heard: Heard) -> None:
-        self._heard = heard
+    def __init__(self, received: Heard) -> None:
+        self._received = received
 
     async def Chat(
         self,
@@ -65,20 +65,20 @@ class Answering(inference_pb2_grpc.InferenceServicer):
         context: grpc.aio.ServicerContext[inference_pb2.ChatRequest, inference_pb2.ChatReply],
     ) -> inference_pb2.ChatReply:
         metadata = dict(context.invocation_metadata() or ())
-        self._heard.keys.append(str(metadata["authorization"]))
-        self._heard.bodies.append(request.SerializeToString())
+        self._received.keys.append(str(metadata["authorization"]))
+        self._received.bodies.append(request.SerializeToString())
         return inference_pb2.ChatReply(model=request.model)
 
 
 @asynccontextmanager
 async def grpc_server() -> AsyncIterator[tuple[Target, Heard]]:
-    heard = Heard()
+    received = Heard()
     server = grpc.aio.server(options=(("grpc.absolute_max_metadata_size", 64 * 1024),))
-    inference_pb2_grpc.add_InferenceServicer_to_server(Answering(heard), server)
+    inference_pb2_grpc.add_InferenceServicer_to_server(Answering(received), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        yield Target(rest="", grpc=f"127.0.0.1:{port}", model="m", key="k"), heard
+        yield Target(rest="", grpc=f"127.0.0.1:{port}", model="m", key="k"), received
     finally:
         await server.stop(0)
 
@@ -100,9 +100,9 @@ async def test_posts_come_from_each_connection_and_are_counted_by_status() -> No
     expected = {b"no-such-model-0", b"no-such-model-1", b"no-such-model-2"}
 
     def names() -> set[bytes]:
-        return {body.partition(b'"model": "')[2].partition(b'"')[0] for body in heard.bodies}
+        return {body.partition(b'"model": "')[2].partition(b'"')[0] for body in received.bodies}
 
-    async with rest_server(b"429") as (target, heard):
+    async with rest_server(b"429") as (target, received):
         attack = Posts(posts.unknown_model, 3, 0.1)
         seen = await seen_at_last(
             attack, target, lambda seen: seen["429"] >= 3 and names() >= expected
@@ -113,11 +113,11 @@ async def test_posts_come_from_each_connection_and_are_counted_by_status() -> No
 
 
 async def test_a_slow_body_is_not_there_when_its_time_is_up() -> None:
-    async with rest_server(b"200") as (target, heard):
+    async with rest_server(b"200") as (target, received):
         attack = Posts(posts.unknown_model, 2, bytes_per_second=50)
         seen = await run_for(attack, target, SECONDS)
     assert seen == {"no answer": 2}
-    assert heard.bodies == []
+    assert received.bodies == []
 
 
 async def test_an_open_head_is_counted_once_a_connection() -> None:
@@ -134,10 +134,10 @@ async def test_a_server_that_is_gone_is_an_outcome() -> None:
 
 
 async def test_calls_carry_the_tenants_key() -> None:
-    async with grpc_server() as (target, heard):
+    async with grpc_server() as (target, received):
         seen = await seen_at_last(Calls(small_chat, 20), target, lambda seen: seen["OK"] >= 20)
     assert seen["OK"] >= 20
-    assert set(heard.keys) == {"Bearer k"}
+    assert set(received.keys) == {"Bearer k"}
 
 
 @pytest.mark.parametrize(
@@ -151,15 +151,15 @@ async def test_calls_carry_the_tenants_key() -> None:
 async def test_frames_by_hand_are_calls_to_a_grpc_server(
     attack: Attack, outcomes: Counter[str]
 ) -> None:
-    async with grpc_server() as (target, heard):
+    async with grpc_server() as (target, received):
         seen = await seen_at_last(attack, target, outcomes.__eq__)
     assert seen == outcomes
-    assert set(heard.bodies) == {small_chat("m").SerializeToString()}
-    assert len(heard.bodies) >= outcomes.total()
-    assert set(heard.keys) == {"Bearer k"}
+    assert set(received.bodies) == {small_chat("m").SerializeToString()}
+    assert len(received.bodies) >= outcomes.total()
+    assert set(received.keys) == {"Bearer k"}
 
 
 async def test_a_client_that_only_computes_sends_nothing_and_ends_in_time() -> None:
-    async with rest_server(b"200") as (target, heard):
+    async with rest_server(b"200") as (target, received):
         assert not await run_for(OwnWork(), target, SECONDS)
-    assert not heard.heads
+    assert not received.heads

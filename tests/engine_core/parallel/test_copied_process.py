@@ -45,19 +45,19 @@ def test_a_copy_is_waited_for_and_killed() -> None:
 def test_a_copy_holds_no_pipe_open_that_it_was_not_given() -> None:
     kept_read, kept_write = os.pipe()
     others_read, others_write = os.pipe()
-    told_read, told_write = os.pipe()
+    report_read, report_write = os.pipe()
 
     def run() -> None:
         # Waits for the parent's end of both.
-        os.write(told_write, b"begun")
+        os.write(report_write, b"begun")
         os.read(kept_read, 1)
         assert os.fstat(others_read).st_rdev != 0, "the number is still a pipe"
 
-    copied = CopiedProcess(run, (kept_read, told_write))
-    assert os.read(told_read, 5) == b"begun"
+    copied = CopiedProcess(run, (kept_read, report_write))
+    assert os.read(report_read, 5) == b"begun"
     os.close(others_write)
     assert os.read(others_read, 1) == b"", "the copy holds the other end"
     os.close(kept_write)
     assert copied.wait(60) == 0
-    for number in (kept_read, others_read, told_read, told_write):
+    for number in (kept_read, others_read, report_read, report_write):
         os.close(number)

@@ -120,7 +120,7 @@ def exchanged(
 ) -> tuple[Any, list[str]]:
     """What a rank finds, and what it says."""
     monkeypatch.setattr(rank_channels, "first_unreached", lambda options, own: reached)
-    said: list[str] = []
+    sent: list[str] = []
     memory = anonymous_memory("exchange", 0)
     sizes = sizes_of(2, 1)
     options = ExecutorOptions(model_folder=None, tensor_parallel_size=2, peer_access=access)
@@ -130,12 +130,12 @@ def exchanged(
         shard=options.layout.shard(0),
         group=host,
         exchange=memory,
-        warn=said.append,
+        warn=sent.append,
     )
     try:
         return _host_exchange(
             BuildRequest(options=options, model=MODEL, **types), rank, sizes
-        ), said
+        ), sent
     finally:
         os.close(memory)
 
@@ -150,9 +150,9 @@ def test_gpus_that_reach_one_another_need_no_host_memory(monkeypatch: pytest.Mon
 def test_the_log_names_the_gpus_that_do_not_reach_one_another(
     reached: int | None, other: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, said = exchanged("auto", Host(other), reached, monkeypatch)
+    found, sent = exchanged("auto", Host(other), reached, monkeypatch)
     assert isinstance(found, HostExchange)
-    assert said == [
+    assert sent == [
         "the GPUs of ranks 0 and 1 do not reach one another's memory with atomic operations: "
         "ranks exchange tensors through host memory, which is slower than between GPUs"
     ]

@@ -117,11 +117,11 @@ def advance_clock(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Callable[[
 
 def ends(connection: socket.socket) -> bytes:
     """All that is said before the connection is closed."""
-    said = b""
+    written = b""
     with contextlib.suppress(ConnectionResetError):
         while data := connection.recv(1 << 16):
-            said += data
-    return said
+            written += data
+    return written
 
 
 def test_a_host_with_the_secret_gets_the_offer_of_its_stage(engine: Engine) -> None:

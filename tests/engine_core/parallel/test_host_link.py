@@ -89,10 +89,10 @@ def writers(rings: list[RankRings], name: str) -> list[RingWriter]:
 
 def test_each_ring_of_a_rank_goes_to_the_same_ring_of_the_other_host(hosts: Hosts) -> None:
     down = writers(hosts.engine, "plans")
-    heard = readers(hosts.ranks, "plans")
+    received = readers(hosts.ranks, "plans")
     up = writers(hosts.ranks, "reports")
-    said = readers(hosts.engine, "reports")
-    for wrote, read in ((down, heard), (up, said)):
+    written = readers(hosts.engine, "reports")
+    for wrote, read in ((down, received), (up, written)):
         messages = [[b"%d" % i, b"", os.urandom(100_000 + i)] for i in range(len(wrote))]
         for writer, sent in zip(wrote, messages, strict=True):
             for message in sent:
@@ -106,13 +106,13 @@ def test_each_ring_of_a_rank_goes_to_the_same_ring_of_the_other_host(hosts: Host
 
         hosts.move(all_came)
         assert came == messages
-    for each in (*down, *heard, *up, *said):
+    for each in (*down, *received, *up, *written):
         each.close()
 
 
 def test_a_rank_that_reads_nothing_holds_up_no_other(hosts: Hosts) -> None:
     down = writers(hosts.engine, "plans")
-    heard = readers(hosts.ranks, "plans")
+    received = readers(hosts.ranks, "plans")
     other = 0
     full = 1
     piece = os.urandom(1 << 20)
@@ -127,18 +127,18 @@ def test_a_rank_that_reads_nothing_holds_up_no_other(hosts: Hosts) -> None:
     hosts.move(all_sent)
     down[other].write(b"a plan")
     came: list[bytes] = []
-    hosts.move(lambda: bool(came.extend(heard[other].read()) or came))
+    hosts.move(lambda: bool(came.extend(received[other].read()) or came))
     assert came == [b"a plan"]
     read: list[bytes] = []
-    hosts.move(lambda: bool(read.extend(heard[full].read())) or len(read) == 20)
+    hosts.move(lambda: bool(read.extend(received[full].read())) or len(read) == 20)
     assert read == [piece] * 20
-    for each in (*down, *heard):
+    for each in (*down, *received):
         each.close()
 
 
 def test_long_messages_do_not_hold_up_short_ones(hosts: Hosts) -> None:
     down = writers(hosts.engine, "plans")
-    heard = readers(hosts.ranks, "plans")
+    received = readers(hosts.ranks, "plans")
     other = 0
     full = 1
     long = os.urandom(50 << 20)
@@ -154,15 +154,15 @@ def test_long_messages_do_not_hold_up_short_ones(hosts: Hosts) -> None:
         if not sent_plan and len(pieces) < 40:
             down[other].write(b"a plan")
             sent_plan = True
-        order.extend("plan" for _ in heard[other].read())
-        for message in heard[full].read():
+        order.extend("plan" for _ in received[other].read())
+        for message in received[full].read():
             assert message == long
             order.append("long")
         return len(order) == 2
 
     hosts.move(all_came)
     assert order == ["plan", "long"]
-    for each in (*down, *heard):
+    for each in (*down, *received):
         each.close()
 
 

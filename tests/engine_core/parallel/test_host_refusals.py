@@ -100,10 +100,10 @@ def test_a_host_that_would_compute_something_else_ends_with_one_sentence(
     with contextlib.ExitStack() as stack:
         refusing = stack.enter_context(forked_host(address, shown, folder, prepare=prepare))
         hosts = [refusing]
-        said = list[str]()
+        message = list[str]()
 
         def join_another(phase: str, done: int, total: int) -> None:
-            said.append(phase)
+            message.append(phase)
             if len(hosts) == 1 and not refusing.is_alive():
                 hosts.append(stack.enter_context(forked_host(address, secret, qwen3)))
 
@@ -112,7 +112,7 @@ def test_a_host_that_would_compute_something_else_ends_with_one_sentence(
         assert refusing.wait() == 1
         [last] = [line for line in refusing.log.text().splitlines() if not re.search(AWAY, line)]
         assert sentence in last
-    assert f"waiting for other hosts at {address}: stage 1 is missing" in said
+    assert f"waiting for other hosts at {address}: stage 1 is missing" in message
 
 
 def empty_config(folder: Path) -> None:
@@ -131,7 +131,7 @@ def huge_header(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "reported"),
     [
         (
             empty_config,
@@ -148,7 +148,7 @@ def huge_header(folder: Path) -> None:
     ],
 )
 def test_a_host_whose_copy_of_the_model_is_damaged_refuses_in_a_sentence(
-    damage: Callable[[Path], None], told: str, qwen3: Path, tmp_path: Path
+    damage: Callable[[Path], None], reported: str, qwen3: Path, tmp_path: Path
 ) -> None:
     offer = stage_offer.make_offer(ExecutorOptions(model_folder=qwen3), loading.load("cpu"))
     copy = tmp_path / "copy"
@@ -157,7 +157,7 @@ def test_a_host_whose_copy_of_the_model_is_damaged_refuses_in_a_sentence(
         (copy / name).write_bytes((qwen3 / name).read_bytes())
     assert stage_offer.accepted_options(offer, copy, 1)[0].model_folder == copy
     damage(copy)
-    with pytest.raises(stage_offer.OfferRefused, match=told):
+    with pytest.raises(stage_offer.OfferRefused, match=reported):
         stage_offer.accepted_options(offer, copy, 1)
 
 
@@ -192,8 +192,8 @@ def test_what_cannot_be_served_with_other_hosts_is_refused_by_name(
         == "stage_hosts is 1; allowed: 0 with pipeline_parallel_size 1"
     )
     disk = {"stage_hosts": 1, "kv_disk_dir": tmp_path}
-    assert "kv_disk_dir is" in (said := refused(**two, **disk))
-    assert said.endswith("allowed: none with stage_hosts 1")
+    assert "kv_disk_dir is" in (message := refused(**two, **disk))
+    assert message.endswith("allowed: none with stage_hosts 1")
     one = two | {"stage_hosts": 1}
     assert (
         refused(**one, kv_peer_memory=1 << 20)
@@ -228,8 +228,8 @@ def test_what_cannot_be_served_with_other_hosts_is_refused_by_name(
         assert "allowed: one address of this host" in refused(**one, stage_listen=address)
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = address_of(server)
-        said = refused(**one, stage_listen=taken)
-    assert said == (
+        message = refused(**one, stage_listen=taken)
+    assert message == (
         f"stage_listen is {taken!r}; allowed: an address of this host whose port is free "
         "(Address already in use)"
     )

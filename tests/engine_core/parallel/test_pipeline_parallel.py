@@ -28,7 +28,7 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     return folder_of(QWEN3, tmp_path_factory.mktemp("qwen3"))
 
 
-def told(answers: list[Answer]) -> list[tuple[Any, ...]]:
+def reported(answers: list[Answer]) -> list[tuple[Any, ...]]:
     return [(each.token_ids, each.logprobs, each.prompt_logprobs) for each in answers]
 
 
@@ -36,12 +36,14 @@ def told(answers: list[Answer]) -> list[tuple[Any, ...]]:
 def test_stages_answer_to_the_bit_as_one_process(size: int, qwen3: tuple[Any, Path]) -> None:
     scored = greedy(12, num_logprobs=3, num_prompt_logprobs=1)
     with engine_of(qwen3[1]) as one, engine_of(qwen3[1], pipeline_parallel_size=size) as several:
-        assert told(several.answer(PROMPTS, scored)) == told(one.answer(PROMPTS, scored))
-        assert told(several.answer(PROMPTS, *SAMPLINGS)) == told(one.answer(PROMPTS, *SAMPLINGS))
+        assert reported(several.answer(PROMPTS, scored)) == reported(one.answer(PROMPTS, scored))
+        assert reported(several.answer(PROMPTS, *SAMPLINGS)) == reported(
+            one.answer(PROMPTS, *SAMPLINGS)
+        )
         # More requests than seats: rows are given to others while their last tokens are on the way.
         many = [prompt[:20] for prompt in PROMPTS] * 16
         lengths = [greedy(1 + i % 7) for i in range(len(many))]
-        assert told(several.answer(many, *lengths)) == told(one.answer(many, *lengths))
+        assert reported(several.answer(many, *lengths)) == reported(one.answer(many, *lengths))
 
 
 @pytest.mark.long
@@ -53,7 +55,7 @@ def test_other_families_answer_to_the_bit_as_one_process(
     _, folder = folder_of(family, tmp_path, dtype)
     scored = greedy(12, num_logprobs=3, num_prompt_logprobs=1)
     with engine_of(folder) as one, engine_of(folder, pipeline_parallel_size=2) as two:
-        assert told(two.answer(PROMPTS, scored)) == told(one.answer(PROMPTS, scored))
+        assert reported(two.answer(PROMPTS, scored)) == reported(one.answer(PROMPTS, scored))
 
 
 @pytest.mark.long

@@ -83,15 +83,15 @@ def test_a_report_is_what_the_rank_reported() -> None:
 
 
 def test_progress_of_a_rank_is_reported_while_another_one_waits_for_it() -> None:
-    told = []
+    reported = []
 
     def progress(phase: str, done: int, total: int) -> None:
-        told.append((phase, done, total))
+        reported.append((phase, done, total))
         ranks.send(b"heard")
 
     with two_ranks(wait_for_the_second) as ranks:
         assert start_ranks._hellos(ranks, progress) == [HELLO, HELLO]
-    assert told == [("loading weights", 1, 2)]
+    assert reported == [("loading weights", 1, 2)]
 
 
 def end_as_the_second(number: int, start: RankStart) -> None:

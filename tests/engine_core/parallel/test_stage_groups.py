@@ -141,8 +141,8 @@ def test_nothing_listens_at_the_stores_port_once_all_are_connected() -> None:
         receive(second, "stream_in", 3)
 
 
-@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 100_000])
-def test_a_stranger_that_is_no_rank_holds_up_none(said: bytes) -> None:
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 100_000])
+def test_a_stranger_that_is_no_rank_holds_up_none(sent: bytes) -> None:
     with store_at("127.0.0.1") as store, contextlib.ExitStack() as strangers:
         store.serve()
 
@@ -150,7 +150,7 @@ def test_a_stranger_that_is_no_rank_holds_up_none(said: bytes) -> None:
             for _ in range(5):
                 stranger = strangers.enter_context(socket.create_connection(store.rendezvous[:2]))
                 with contextlib.suppress(ConnectionError):
-                    stranger.sendall(said)
+                    stranger.sendall(sent)
 
         disturb()
         first, second, _ = open_all(store.rendezvous, disturb)

@@ -29,9 +29,9 @@ from headwater.engine_core.request import NewRequest
 from headwater.engine_core.step_output import StepOutput
 from tests.engine_core.parallel.cable import Cable
 from tests.engine_core.parallel.parallel_models import QWEN3, engine_of, folder_of
-from tests.engine_core.parallel.test_pipeline_parallel import told
+from tests.engine_core.parallel.test_pipeline_parallel import reported
 from tests.engine_core.parallel.test_tensor_parallel import PROMPTS, SAMPLINGS
-from tests.engine_core.small_models import Answer, SmallEngine, greedy, hear
+from tests.engine_core.small_models import Answer, SmallEngine, greedy, receive
 from tests.forked_host import ForkedHost, forked_host, free_address, write_secret
 from tests.long_values import long_but
 from tests.polling import holds_within
@@ -65,9 +65,9 @@ def engine_with_hosts(
 def test_a_tree_of_sums_over_hosts_has_the_bits_of_one_process(qwen3: Path, tmp_path: Path) -> None:
     scored = greedy(12, num_logprobs=3)
     with engine_with_hosts(qwen3, tmp_path, tensor_parallel_size=2, numerics="tree") as (four, _):
-        answers = told(four.answer(PROMPTS, scored))
+        answers = reported(four.answer(PROMPTS, scored))
     with engine_of(qwen3, numerics="tree") as one:
-        assert answers == told(one.answer(PROMPTS, scored))
+        assert answers == reported(one.answer(PROMPTS, scored))
 
 
 @pytest.mark.parametrize(
@@ -83,11 +83,13 @@ def test_stages_on_other_hosts_answer_to_the_bit_as_one_process(
         engine_with_hosts(qwen3, tmp_path, **asked) as (many, _),
         engine_of(qwen3, tensor_parallel_size=tensor) as one,
     ):
-        assert told(many.answer(PROMPTS, scored)) == told(one.answer(PROMPTS, scored))
-        assert told(many.answer(PROMPTS, *SAMPLINGS)) == told(one.answer(PROMPTS, *SAMPLINGS))
+        assert reported(many.answer(PROMPTS, scored)) == reported(one.answer(PROMPTS, scored))
+        assert reported(many.answer(PROMPTS, *SAMPLINGS)) == reported(
+            one.answer(PROMPTS, *SAMPLINGS)
+        )
         prompts = [prompt[:20] for prompt in PROMPTS] * 16
         lengths = [greedy(1 + i % 7) for i in range(len(prompts))]
-        assert told(many.answer(prompts, *lengths)) == told(one.answer(prompts, *lengths))
+        assert reported(many.answer(prompts, *lengths)) == reported(one.answer(prompts, *lengths))
 
 
 def tokens_beside_cancelled(engine: SmallEngine, prompts: list[list[int]]) -> list[list[int]]:
@@ -100,7 +102,7 @@ def tokens_beside_cancelled(engine: SmallEngine, prompts: list[list[int]]) -> li
     num_cancelled = 0
     while engine.engine.has_work():
         if (output := engine.engine.step()) is not None:
-            hear(output, answers)
+            receive(output, answers)
             for key in range(1, len(answers), 2):
                 if len(answers[key].token_ids) == key:
                     engine.engine.cancel(key)
@@ -230,11 +232,11 @@ def test_a_rank_of_a_host_that_is_killed_ends_the_engine_and_the_host_joins_the_
         "stage_secret_file": secret,
     }
     with engine_of(qwen3) as one, forked_host(address, secret, qwen3) as host:
-        expected = told(one.answer(PROMPTS, greedy(12, num_logprobs=1)))
+        expected = reported(one.answer(PROMPTS, greedy(12, num_logprobs=1)))
         descriptors = list[list[str]]()
         for _ in range(2):
             with engine_of(qwen3, **asked) as engine:
-                assert told(engine.answer(PROMPTS, greedy(12, num_logprobs=1))) == expected
+                assert reported(engine.answer(PROMPTS, greedy(12, num_logprobs=1))) == expected
                 loss = Loss(engine)
                 [pid] = host.rank_pids
                 descriptors.append(host.descriptors())
@@ -327,11 +329,11 @@ def test_a_link_that_is_cut_ends_the_engine_and_the_stage_of_the_host(
             with pytest.raises(RankLost):
                 engine.answer([PROMPT[:20]] * 8, greedy(900))
             # A pause of the machine during a step makes the silence longer than two seconds.
-            told = re.search(
+            reported = re.search(
                 r"rank [01] .*(?:silent|computed no plan) for (\d+\.\d) s", str(loss.wait())
             )
-            assert told is not None
-            assert float(told[1]) >= LEAST_SILENCE
+            assert reported is not None
+            assert float(reported[1]) >= LEAST_SILENCE
             assert host.says(f"the engine at {cable.address} has been silent for ", 60)
             for pid in pids:
                 wait_for_end(pid, 60)

@@ -20,7 +20,7 @@ import torch
 from headwater.engine_core.executors.ranks.rank_devices import SHARE
 from headwater.engine_core.parallel.rank_facts import RankLost
 from tests.engine_core.parallel.parallel_models import QWEN3, folder_of
-from tests.engine_core.parallel.test_pipeline_parallel import told
+from tests.engine_core.parallel.test_pipeline_parallel import reported
 from tests.engine_core.parallel.test_ranks_on_gpu import engine
 from tests.engine_core.parallel.test_stage_hosts import PROMPT, Loss
 from tests.engine_core.parallel.test_stages_on_gpu import SCORED
@@ -97,9 +97,11 @@ def test_stages_on_other_hosts_answer_to_the_bit_as_one_process(
         hosts_of(qwen3, tmp_path, monkeypatch, **layout) as (options, _),
         engine(qwen3, **options) as several,
     ):
-        answers = [told(several.answer(prompts, *samplings)) for prompts, samplings in asked]
+        answers = [reported(several.answer(prompts, *samplings)) for prompts, samplings in asked]
     with engine(qwen3, tensor_parallel_size=tensor) as one:
-        assert answers == [told(one.answer(prompts, *samplings)) for prompts, samplings in asked]
+        assert answers == [
+            reported(one.answer(prompts, *samplings)) for prompts, samplings in asked
+        ]
 
 
 def test_drafts_that_every_stage_looks_up_change_no_bit(

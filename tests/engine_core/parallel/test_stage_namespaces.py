@@ -17,7 +17,7 @@ import pytest
 
 from headwater.engine_core.parallel.rank_facts import RankLost
 from tests.engine_core.parallel.parallel_models import QWEN3, engine_of, folder_of
-from tests.engine_core.parallel.test_pipeline_parallel import told
+from tests.engine_core.parallel.test_pipeline_parallel import reported
 from tests.engine_core.parallel.test_stage_hosts import PROMPT, Loss
 from tests.engine_core.parallel.test_tensor_parallel import PROMPTS
 from tests.engine_core.small_models import greedy
@@ -91,12 +91,12 @@ def test_a_stage_of_another_network_answers_to_the_bit_and_is_lost_when_the_cabl
     }
     scored = greedy(12, num_logprobs=3)
     with engine_of(folder) as one:
-        expected = told(one.answer(PROMPTS, scored))
+        expected = reported(one.answer(PROMPTS, scored))
     with forked_host(
         network.address, secret, folder, prepare=partial(enter, network.namespace)
     ) as host:
         with engine_of(folder, **asked) as engine:
-            assert told(engine.answer(PROMPTS, scored)) == expected
+            assert reported(engine.answer(PROMPTS, scored)) == expected
             loss, [pid], began = Loss(engine), host.rank_pids, time.monotonic()
             timer = threading.Timer(0.5, run, ("ip", "link", "set", network.cable, "down"))
             timer.start()
@@ -109,5 +109,5 @@ def test_a_stage_of_another_network_answers_to_the_bit_and_is_lost_when_the_cabl
             assert host.says(f"the engine at {network.address} has been silent for ", 60)
         run("ip", "link", "set", network.cable, "up")
         with engine_of(folder, **asked) as again:
-            assert told(again.answer(PROMPTS, scored)) == expected
+            assert reported(again.answer(PROMPTS, scored)) == expected
             assert [pid] != host.rank_pids

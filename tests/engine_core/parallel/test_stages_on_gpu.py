@@ -15,7 +15,7 @@ from headwater.engine_core.executors.ranks.multi import MultiExecutor
 from headwater.engine_core.executors.ranks.rank_devices import SHARE
 from headwater.engine_core.parallel.rank_facts import RankLost
 from tests.engine_core.parallel.parallel_models import QWEN3, folder_of
-from tests.engine_core.parallel.test_pipeline_parallel import told
+from tests.engine_core.parallel.test_pipeline_parallel import reported
 from tests.engine_core.parallel.test_ranks_on_gpu import engine
 from tests.engine_core.parallel.test_tensor_parallel import PROMPTS, SAMPLINGS
 from tests.engine_core.small_models import greedy
@@ -53,18 +53,20 @@ def test_stages_answer_to_the_bit_as_one_process(
         engine(qwen3[1], pipeline_parallel_size=size, peer_access=access) as several,
     ):
         assert isinstance(several.executor, MultiExecutor)
-        assert told(several.answer(PROMPTS, SCORED)) == told(one.answer(PROMPTS, SCORED))
-        assert told(several.answer(PROMPTS, *SAMPLINGS)) == told(one.answer(PROMPTS, *SAMPLINGS))
+        assert reported(several.answer(PROMPTS, SCORED)) == reported(one.answer(PROMPTS, SCORED))
+        assert reported(several.answer(PROMPTS, *SAMPLINGS)) == reported(
+            one.answer(PROMPTS, *SAMPLINGS)
+        )
         # More requests than seats: rows are given to others while their last tokens are on the way.
         many = [prompt[:20] for prompt in PROMPTS] * 16
         lengths = [greedy(1 + i % 7) for i in range(len(many))]
-        assert told(several.answer(many, *lengths)) == told(one.answer(many, *lengths))
+        assert reported(several.answer(many, *lengths)) == reported(one.answer(many, *lengths))
 
 
 def test_another_family_answers_to_the_bit_as_one_process(tmp_path: Path) -> None:
     _, folder = folder_of("gemma3 of 4 and 2 heads", tmp_path, "bfloat16")
     with engine(folder) as one, engine(folder, pipeline_parallel_size=2) as two:
-        assert told(two.answer(PROMPTS, SCORED)) == told(one.answer(PROMPTS, SCORED))
+        assert reported(two.answer(PROMPTS, SCORED)) == reported(one.answer(PROMPTS, SCORED))
 
 
 @pytest.mark.parametrize("access", ["auto", "off"])
@@ -73,11 +75,13 @@ def test_shards_of_stages_answer_as_shards_of_one_stage(
 ) -> None:
     share_unless(4, monkeypatch)
     with engine(qwen3[1], tensor_parallel_size=2) as two:
-        expected = [told(two.answer(PROMPTS, *asked)) for asked in ((SCORED,), SAMPLINGS)]
+        expected = [reported(two.answer(PROMPTS, *asked)) for asked in ((SCORED,), SAMPLINGS)]
     with engine(
         qwen3[1], tensor_parallel_size=2, pipeline_parallel_size=2, peer_access=access
     ) as four:
-        assert [told(four.answer(PROMPTS, *asked)) for asked in ((SCORED,), SAMPLINGS)] == expected
+        assert [
+            reported(four.answer(PROMPTS, *asked)) for asked in ((SCORED,), SAMPLINGS)
+        ] == expected
 
 
 @pytest.mark.parametrize(("num_rows", "access"), [(1, "auto"), (40, "auto"), (40, "off")])

@@ -58,13 +58,13 @@ def test_a_rank_loads_what_another_one_saves_however_late_that_one_is(late: int)
     slots = np.zeros_like(alone.slots)
     waits = threading.Event()
 
-    def say(is_waiting: bool) -> None:
+    def send(is_waiting: bool) -> None:
         if is_waiting:
             waits.set()
 
     ends = create_group(NUM_RANKS)
     groups = [
-        MemoryGroup(i, end, RankWaits(say) if i != late else None) for i, end in enumerate(ends)
+        MemoryGroup(i, end, RankWaits(send) if i != late else None) for i, end in enumerate(ends)
     ]
     ranks = [Rank(group, slots, whole, draft) for group in groups]
 

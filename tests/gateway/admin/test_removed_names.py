@@ -112,8 +112,8 @@ def leave_everything(ada: Named) -> dict[str, str]:
     response = ada.post(RESPONSES, turn)
     assert response.json()["store"] is True, response.text
     background = ada.post(RESPONSES, turn | {"background": True}).json()
-    said = {"items": [{"type": "message", "role": "user", "content": "My secret is blue."}]}
-    conversation = ada.post(CONVERSATIONS, said).json()
+    sent = {"items": [{"type": "message", "role": "user", "content": "My secret is blue."}]}
+    conversation = ada.post(CONVERSATIONS, sent).json()
     paths = {
         "file": f"/v1/files/{file_id}",
         "content": f"/v1/files/{file_id}/content",

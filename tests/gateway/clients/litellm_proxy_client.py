@@ -56,13 +56,13 @@ def free_port() -> int:
 
 
 def ask(address: str) -> dict[str, Any]:
-    told: dict[str, Any] = {}
+    reported: dict[str, Any] = {}
     client = openai.OpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0)
     for name in ("by-openai", "by-anthropic"):
         asked: Any = {"model": name, "messages": MESSAGES, "max_tokens": 12, "temperature": 0}
         whole = client.chat.completions.create(**asked)
         chunks = list(client.chat.completions.create(**asked, stream=True))
-        told[name] = {
+        reported[name] = {
             "whole": whole.choices[0].message.content,
             "streamed": "".join(c.choices[0].delta.content or "" for c in chunks if c.choices),
             "usage": whole.usage.completion_tokens if whole.usage else 0,
@@ -76,8 +76,8 @@ def ask(address: str) -> dict[str, Any]:
     )
     blocks = [block.model_dump() for block in output.content]
     text = "".join(block.get("text") or block.get("thinking") or "" for block in blocks)
-    told["messages"] = {"text": text, "usage": output.usage.output_tokens}
-    return told
+    reported["messages"] = {"text": text, "usage": output.usage.output_tokens}
+    return reported
 
 
 def main() -> None:
@@ -94,10 +94,10 @@ def main() -> None:
         with subprocess.Popen(command, stdout=sys.stderr, env=env) as proxy:
             try:
                 wait_for(address, proxy)
-                told = ask(address)
+                reported = ask(address)
             finally:
                 proxy.terminate()
-    print(json.dumps({"version": importlib.metadata.version("litellm"), **told}))
+    print(json.dumps({"version": importlib.metadata.version("litellm"), **reported}))
 
 
 def wait_for(address: str, proxy: subprocess.Popen[bytes]) -> None:

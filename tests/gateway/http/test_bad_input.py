@@ -413,12 +413,13 @@ def test_an_endpoint_that_is_not_there_is_no_id_of_another_one(
 
 
 def test_an_unknown_model_is_refused_with_the_names_of_served_ones(gateway: Gateway) -> None:
-    told = f"the model 'nobody' does not exist; served: {MODEL}"
+    reported = f"the model 'nobody' does not exist; served: {MODEL}"
     for path, body in (*GOOD.items(), ("/v1/responses", {"input": "x"})):
         assert (
-            check(gateway.client.post(path, json=body | {"model": "nobody"}), 404, "model") == told
+            check(gateway.client.post(path, json=body | {"model": "nobody"}), 404, "model")
+            == reported
         )
-    assert check(gateway.client.get("/v1/models/nobody"), 404, "model") == told
+    assert check(gateway.client.get("/v1/models/nobody"), 404, "model") == reported
     with grpc.insecure_channel(gateway.grpc) as channel:
         stub: Any = inference_pb2_grpc.InferenceStub(channel)
         for call, request in (
@@ -431,7 +432,7 @@ def test_an_unknown_model_is_refused_with_the_names_of_served_ones(gateway: Gate
         ):
             with pytest.raises(grpc.RpcError) as raised:
                 call(request)
-            assert raised.value.details() == told
+            assert raised.value.details() == reported
 
 
 def test_rest_refuses_a_body_of_ten_megabytes_declared_or_not(gateway: Gateway) -> None:

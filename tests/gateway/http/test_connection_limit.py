@@ -53,9 +53,9 @@ def begun(gateway: Gateway, client: str = "127.0.0.1") -> socket.socket:
     return connection
 
 
-def answer(connection: socket.socket, said: str = "") -> tuple[str, bytes]:
+def answer(connection: socket.socket, sent: str = "") -> tuple[str, bytes]:
     """Head and body of what is answered, up to the end of the connection."""
-    connection.sendall(said.encode())
+    connection.sendall(sent.encode())
     head, _, body = b"".join(iter(lambda: connection.recv(65536), b"")).partition(b"\r\n\r\n")
     return head.decode(), body
 

@@ -51,7 +51,7 @@ def test_a_preflight_of_an_allowed_origin_is_answered_for_every_route(named: Gat
             assert "access-control-allow-credentials" not in reply.headers
 
 
-def test_a_page_may_be_told_to_ask_for_the_private_network_first(named: Gateway) -> None:
+def test_a_page_may_ask_for_the_private_network_first(named: Gateway) -> None:
     asked = ASKED | {
         "access-control-request-method": "POST",
         "access-control-request-private-network": "true",

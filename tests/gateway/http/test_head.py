@@ -44,7 +44,7 @@ def head_of(gateway: Gateway, path: str) -> httpx.Response:
     return head
 
 
-def told(headers: httpx.Headers) -> dict[str, str]:
+def reported(headers: httpx.Headers) -> dict[str, str]:
     """Headers that two answers of the same request share, but for those that the content decides
     on."""
     mine = (
@@ -65,7 +65,7 @@ def assert_head_of_stream(gateway: Gateway, path: str) -> None:
         "text/event-stream; charset=utf-8",
     )
     with gateway.client.stream("GET", path) as stream:
-        assert told(head.headers) == told(stream.headers)
+        assert reported(head.headers) == reported(stream.headers)
 
 
 def first_event(reply: httpx.Response) -> tuple[dict[str, Any], Iterator[str]]:
@@ -130,7 +130,7 @@ def test_a_head_does_not_watch(keeper: Gateway) -> None:
 def test_the_head_of_content_has_its_type_and_no_length(keeper: Gateway, path: str) -> None:
     head = head_of(keeper, path)
     whole = keeper.client.get(path)
-    assert (head.status_code, told(head.headers)) == (200, told(whole.headers))
+    assert (head.status_code, reported(head.headers)) == (200, reported(whole.headers))
     assert head.headers.keys().isdisjoint(
         {"content-length", "transfer-encoding", "content-encoding"}
     )
@@ -146,7 +146,7 @@ def test_what_a_get_is_refused_with_a_head_is_too(keeper: Gateway) -> None:
     for path in missing:
         head = head_of(keeper, path)
         whole = keeper.client.get(path)
-        assert (head.status_code, told(head.headers)) == (404, told(whole.headers))
+        assert (head.status_code, reported(head.headers)) == (404, reported(whole.headers))
         assert whole.status_code == 404
 
 
@@ -209,4 +209,4 @@ def test_the_head_of_a_file_has_its_length(keeper: Gateway) -> None:
     head = head_of(keeper, path)
     whole = keeper.client.get(path)
     assert (head.content, head.headers["content-length"]) == (b"", "15")
-    assert told(head.headers) == told(whole.headers)
+    assert reported(head.headers) == reported(whole.headers)

@@ -234,21 +234,21 @@ def test_a_client_of_http_1_0_gets_no_chunks(gateway: Gateway, stream: bool) -> 
     if stream:
         events = text.decode().strip().split("\n\n")
         assert events[-1] == "data: [DONE]"
-        told = [
+        reported = [
             json.loads(event.removeprefix("data: "))["choices"][0]["delta"] for event in events[:-1]
         ]
-        said = "".join(delta.get("content") or "" for delta in told)
+        written = "".join(delta.get("content") or "" for delta in reported)
     else:
-        said = json.loads(text)["choices"][0]["message"]["content"]
-    assert said == gateway.chat(max_tokens=12)["choices"][0]["message"]["content"]
+        written = json.loads(text)["choices"][0]["message"]["content"]
+    assert written == gateway.chat(max_tokens=12)["choices"][0]["message"]["content"]
 
 
 def test_http_2_by_prior_knowledge_is_refused_in_a_sentence(gateway: Gateway) -> None:
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
     head, _, body = b"".join(exchanged(gateway, preface)).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 505 HTTP Version Not Supported")
-    told = "HTTP/2 is not spoken at this port; allowed: HTTP/1.1, or gRPC at the port for it"
-    assert json.loads(body)["error"]["message"] == told
+    reported = "HTTP/2 is not spoken at this port; allowed: HTTP/1.1, or gRPC at the port for it"
+    assert json.loads(body)["error"]["message"] == reported
     assert gateway.chat()
 
 
@@ -262,7 +262,7 @@ def test_a_grpc_client_at_the_rest_port_gets_an_error_that_says_so(gateway: Gate
 
 
 @pytest.mark.parametrize(
-    ("data", "status", "told"),
+    ("data", "status", "reported"),
     [
         (
             b"POST /v1/models HTTP/1.1\r\nhost: localhost\r\ncontent-length: -5\r\n\r\n",
@@ -282,10 +282,10 @@ def test_a_grpc_client_at_the_rest_port_gets_an_error_that_says_so(gateway: Gate
     ids=["a length below zero", "TLS", "a long header", "a line without end"],
 )
 def test_what_is_no_request_gets_the_envelope_too(
-    gateway: Gateway, data: bytes, status: int, told: str
+    gateway: Gateway, data: bytes, status: int, reported: str
 ) -> None:
     head, _, body = b"".join(exchanged(gateway, data)).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 %d " % status)
     error = json.loads(body)["error"]
-    assert told in error["message"]
+    assert reported in error["message"]
     assert (error["type"], error["param"]) == ("invalid_request_error", None)

@@ -23,12 +23,12 @@ class Server:
     """Its `receive` pauses without waiting for anything, then waits for what `said` brings."""
 
     def __init__(self) -> None:
-        self.said: asyncio.Queue[str] = asyncio.Queue()
+        self.sent: asyncio.Queue[str] = asyncio.Queue()
         self.num_received = 0
 
     async def receive(self) -> MutableMapping[str, Any]:
         await asyncio.sleep(0)
-        kind = await self.said.get()
+        kind = await self.sent.get()
         self.num_received += 1
         return {"type": kind}
 
@@ -71,10 +71,10 @@ async def test_a_file_is_not_held_for_a_client_that_takes_nothing_of_it() -> Non
 async def test_a_body_that_stops_is_given_up_after_one_limit_however_much_of_it_came(
     first: int, sentence: str
 ) -> None:
-    said = iter([{"type": "http.request", "body": bytes(first), "more_body": True}])
+    sent = iter([{"type": "http.request", "body": bytes(first), "more_body": True}])
 
     async def receive() -> MutableMapping[str, Any]:
-        for message in said:
+        for message in sent:
             return message
         return await asyncio.Future()
 
@@ -104,10 +104,10 @@ async def test_work_ends_when_the_client_leaves_behind_whatever_it_sent_before()
     server = Server()
     answering = asyncio.create_task(answer(exchange_of(server), asyncio.Event()))
     for kind in ("http.request", "http.request"):
-        server.said.put_nowait(kind)
+        server.sent.put_nowait(kind)
         await until_quiet()
         assert not answering.done()
-    server.said.put_nowait("http.disconnect")
+    server.sent.put_nowait("http.disconnect")
     with pytest.raises(ClientGone):
         await answering
     assert server.num_received == 3
@@ -122,9 +122,9 @@ async def test_work_that_is_done_leaves_the_servers_messages_alone() -> None:
             await asyncio.sleep(0)
         work.set()
         await answering
-    server.said.put_nowait("http.disconnect")
+    server.sent.put_nowait("http.disconnect")
     await until_quiet()
-    assert server.said.qsize() == 1
+    assert server.sent.qsize() == 1
 
 
 async def test_work_that_is_cancelled_is_not_taken_for_a_client_that_left() -> None:

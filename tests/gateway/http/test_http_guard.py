@@ -32,7 +32,7 @@ def keyed(
         yield gateway
 
 
-def said_to(
+def sent_to(
     gateway: Gateway, *head: str, body: bytes = b"", line: str = "GET /v1/models HTTP/1.1"
 ) -> tuple[int, Any]:
     """Status and error of a request whose head is exactly this."""
@@ -102,7 +102,7 @@ def test_with_keys_every_name_is_answered(keyed: Gateway) -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "reported",
     [
         {"origin": "https://evil.example"},
         {"origin": "null"},
@@ -114,13 +114,13 @@ def test_with_keys_every_name_is_answered(keyed: Gateway) -> None:
     ids=str,
 )
 def test_a_page_of_another_origin_is_refused(
-    gateway: Gateway, keyed: Gateway, told: dict[str, str]
+    gateway: Gateway, keyed: Gateway, reported: dict[str, str]
 ) -> None:
     before = gateway.metric("headwater_generation_tokens_total")
     for reply in (
-        gateway.client.post(CHAT, json=chat_body(), headers=told),
-        gateway.client.get("/v1/models", headers=told),
-        keyed.client.get("/v1/models", headers=told | {"authorization": f"Bearer {KEY}"}),
+        gateway.client.post(CHAT, json=chat_body(), headers=reported),
+        gateway.client.get("/v1/models", headers=reported),
+        keyed.client.get("/v1/models", headers=reported | {"authorization": f"Bearer {KEY}"}),
     ):
         assert reply.status_code == 403
         assert reply.json()["error"]["code"] == "origin_not_allowed"
@@ -147,15 +147,15 @@ def test_a_page_whose_origin_is_allowed_is_answered(
     behind: Behind, start_gateway: GatewayStarter
 ) -> None:
     with start_gateway(behind, "--allowed-origins=https://chat.example") as gateway:
-        told = {"origin": "https://chat.example", "sec-fetch-site": "cross-site"}
-        reply = gateway.client.post(CHAT, json=chat_body(), headers=told)
+        reported = {"origin": "https://chat.example", "sec-fetch-site": "cross-site"}
+        reply = gateway.client.post(CHAT, json=chat_body(), headers=reported)
         assert (reply.status_code, reply.headers["access-control-allow-origin"]) == (
             200,
             "https://chat.example",
         )
         assert (
             gateway.client.get(
-                "/v1/models", headers=told | {"origin": "https://evil.example"}
+                "/v1/models", headers=reported | {"origin": "https://evil.example"}
             ).status_code
             == 403
         )
@@ -197,7 +197,7 @@ def test_a_body_without_the_content_type_of_json_is_refused(gateway: Gateway) ->
     # What a page may send to another origin without asking: no content type, or one that forms
     # have.
     body = json.dumps(chat_body()).encode()
-    status, error = said_to(gateway, "host: localhost", body=body, line=f"POST {CHAT} HTTP/1.1")
+    status, error = sent_to(gateway, "host: localhost", body=body, line=f"POST {CHAT} HTTP/1.1")
     assert (status, error["code"]) == (415, "unsupported_media_type")
     for path in (
         "/v1/completions",
@@ -208,7 +208,7 @@ def test_a_body_without_the_content_type_of_json_is_refused(gateway: Gateway) ->
         "/v1/batches",
     ):
         assert gateway.client.post(path, content=body).status_code == 415
-    with_type = said_to(
+    with_type = sent_to(
         gateway,
         "host: localhost",
         "content-type: application/json",
@@ -239,24 +239,24 @@ def test_a_host_that_is_missing_or_given_twice_is_refused(gateway: Gateway, keye
             ("host: a@localhost",),
             ("host:",),
         ):
-            status, error = said_to(each, key, *head)
+            status, error = sent_to(each, key, *head)
             assert (status, error["param"]) == (400, "host")
 
 
 def test_a_key_that_is_given_twice_is_refused(keyed: Gateway) -> None:
     key = f"authorization: Bearer {KEY}"
-    assert said_to(keyed, "host: x", key) == (200, None)
+    assert sent_to(keyed, "host: x", key) == (200, None)
     for second in (key, "Authorization: Bearer another"):
-        status, error = said_to(keyed, "host: x", key, second)
+        status, error = sent_to(keyed, "host: x", key, second)
         assert (status, error["param"]) == (400, "authorization")
     with grpc.insecure_channel(keyed.grpc) as channel:
         stub: Any = inference_pb2_grpc.InferenceStub(channel)
-        told = ("authorization", f"Bearer {KEY}")
-        assert stub.ListModels(inference_pb2.ListModelsRequest(), metadata=[told]).models
+        reported = ("authorization", f"Bearer {KEY}")
+        assert stub.ListModels(inference_pb2.ListModelsRequest(), metadata=[reported]).models
         with pytest.raises(grpc.RpcError) as raised:
             stub.ListModels(
                 inference_pb2.ListModelsRequest(),
-                metadata=[told, ("authorization", "Bearer another")],
+                metadata=[reported, ("authorization", "Bearer another")],
             )
         assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
@@ -280,7 +280,7 @@ def test_a_key_in_x_api_key_is_one_on_every_path(keyed: Gateway) -> None:
     assert statuses(x_api_key=KEY, authorization="Basic YTpi") == [200] * 3
     assert statuses(x_api_key="another", authorization=f"Bearer {KEY}") == [200] * 3
     assert statuses(x_api_key=KEY, authorization="Bearer another") == [401] * 3
-    status, error = said_to(keyed, "host: x", f"x-api-key: {KEY}", "x-api-key: another")
+    status, error = sent_to(keyed, "host: x", f"x-api-key: {KEY}", "x-api-key: another")
     assert (status, error["param"]) == (400, "x-api-key")
     refused = keyed.client.post("/v1/messages", json=messages).json()
     assert refused["error"]["type"] == "authentication_error"

@@ -193,16 +193,16 @@ async def test_who_goes_on_sending_a_body_that_was_answered_is_cut_off(
         await writer.wait_closed()
 
 
-@pytest.mark.parametrize("said", [b"", b"GET / HT", WHOLE[:-2], WHOLE + WHOLE[:10]])
+@pytest.mark.parametrize("written", [b"", b"GET / HT", WHOLE[:-2], WHOLE + WHOLE[:10]])
 async def test_who_does_not_come_to_the_end_of_a_head_is_cut_off(
-    said: bytes, address: tuple[str, int]
+    written: bytes, address: tuple[str, int]
 ) -> None:
     reader, writer = await asyncio.open_connection(*address)
-    writer.write(said)
+    writer.write(written)
     async with asyncio.timeout(60):
         answer = await reader.read()
-    assert (b"200 OK" in answer) == (WHOLE in said)
-    if said:
+    assert (b"200 OK" in answer) == (WHOLE in written)
+    if written:
         assert b"HTTP/1.1 408 Request Timeout\r\n" in answer
         assert (
             b'"message":"the line and headers of the request did not come within 0.5 s"' in answer

@@ -86,8 +86,8 @@ async def test_the_bus_brings_what_members_say_and_nothing_else(
         opened(nats_url, KEY) as reader,
         opened(nats_url, ClusterKey(["x" * 32])) as other_cluster,
         opened(nats_url, None) as tokenless,
-        reader.subscribe(f"{word}.>") as heard,
-        tokenless.subscribe(f"{word}.>") as heard_without,
+        reader.subscribe(f"{word}.>") as received,
+        tokenless.subscribe(f"{word}.>") as received_without,
     ):
         caught: asyncio.Queue[bytes] = asyncio.Queue()
         await stranger.subscribe(f"{word}.>", cb=_noting(caught))
@@ -97,7 +97,7 @@ async def test_the_bus_brings_what_members_say_and_nothing_else(
             for why in ("unsigned", "forged", "replayed", "stale", "no_token_here")
         }
         await ours.publish(f"{word}.a", b"1")
-        assert await next_of(heard) == b"1"
+        assert await next_of(received) == b"1"
         # NATS keeps the order of one sender only: the next sender waits until the stranger has
         # caught this message.
         async with asyncio.timeout(60):
@@ -114,7 +114,7 @@ async def test_the_bus_brings_what_members_say_and_nothing_else(
         async with asyncio.timeout(60):
             while refused("message", "forged") < before["forged"] + 3:
                 await ours.publish(f"{word}.a", b"3")
-                assert await next_of(heard) == b"3"
+                assert await next_of(received) == b"3"
         async with reader.subscribe(f"{word}.>") as newcomer:
             now = freshness.now_ms()
             for module in (freshness, seal):
@@ -125,7 +125,7 @@ async def test_the_bus_brings_what_members_say_and_nothing_else(
             assert await next_of(newcomer) == b"4"
         # This bus has a connection of its own. All earlier messages have arrived there when this
         # one has.
-        assert (await next_of(heard_without)) == b"unsigned"
+        assert (await next_of(received_without)) == b"unsigned"
         gained = {why: refused("message", why) - count for why, count in before.items()}
         assert gained["replayed"] >= 1
         assert gained["stale"] >= 1

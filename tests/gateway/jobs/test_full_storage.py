@@ -278,12 +278,12 @@ def test_a_tenant_keeps_no_more_than_it_may(small: Gateway) -> None:
     assert ada.post("/v1/responses", asked).json()["error"]["code"] == "storage_limit_exceeded"
     assert small.client.delete(f"/v1/files/{first}", headers=ada.headers).status_code == 200
     assert upload(ada, 20_000).status_code == 200
-    said = {"items": [{"type": "message", "role": "user", "content": "y" * 9_000}]}
-    conversations = [ada.post("/v1/conversations", said) for _ in range(3)]
+    sent = {"items": [{"type": "message", "role": "user", "content": "y" * 9_000}]}
+    conversations = [ada.post("/v1/conversations", sent) for _ in range(3)]
     assert [reply.status_code for reply in conversations] == [200, 200, 429]
     assert "response_bytes: the tenant keeps" in conversations[2].json()["error"]["message"]
     here = f"/v1/conversations/{conversations[0].json()['id']}"
-    assert ada.post(f"{here}/items", said).status_code == 429
+    assert ada.post(f"{here}/items", sent).status_code == 429
     unkept = ada.post(
         "/v1/responses", {"model": MODEL, "input": "z" * 4000, "max_output_tokens": 1}
     ).json()

@@ -124,10 +124,10 @@ def test_a_chat_is_shown_as_programs_that_send_it(
     assert f'base_url="{scripted[0].rest}/v1"' in python
     # Without NATS the page does not know the port of gRPC, and names the usual one.
     program = over_grpc.replace("127.0.0.1:8001", scripted[0].grpc)
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-c", program], check=False, capture_output=True, text=True
     )
-    assert told.stdout.strip(), told.stderr
+    assert reported.stdout.strip(), reported.stderr
 
 
 def test_a_chat_is_exported_as_the_body_of_a_request(page: Page, tmp_path: Path) -> None:

@@ -32,12 +32,12 @@ def test_prompts_arrive_as_they_were_and_a_hash_travels_once() -> None:
     texts = ["a b c", "a b c", "a b d e", "", "a", "x y", "a b d e f"]
     sent = [RecentPrompt("model", chain(text), float(age)) for age, text in enumerate(texts)]
     sent.append(RecentPrompt("other", chain("a b"), 9.0))
-    told = list(packed(sent))
+    reported = list(packed(sent))
     travelled = msgspec.msgpack.decode(
-        msgspec.msgpack.encode(GatewayPrefixes(told, [])), type=GatewayPrefixes
+        msgspec.msgpack.encode(GatewayPrefixes(reported, [])), type=GatewayPrefixes
     )
     assert list(unpacked(travelled.prompts)) == sent
-    assert [len(each.hashes) // 16 for each in told] == [3, 0, 2, 0, 0, 2, 1, 2]
+    assert [len(each.hashes) // 16 for each in reported] == [3, 0, 2, 0, 0, 2, 1, 2]
 
 
 @pytest.mark.long
@@ -45,10 +45,10 @@ def test_of_many_long_prompts_the_youngest_travel_in_a_message_of_the_bus() -> N
     recent = RecentPrompts()
     for i in range(2 * NUM_RECENT):
         recent.add("model", chain(f"{i} " * 2 * MAX_BLOCKS), float(i))
-    told = list(packed(recent.youngest_first(2.0 * NUM_RECENT)))
-    assert len(told) == MAX_HASHES // MAX_BLOCKS
-    assert [each.age for each in told] == [1.0 + i for i in range(len(told))]
-    assert len(msgspec.msgpack.encode(GatewayPrefixes(told, []))) < MAX_ANSWER_BYTES
+    reported = list(packed(recent.youngest_first(2.0 * NUM_RECENT)))
+    assert len(reported) == MAX_HASHES // MAX_BLOCKS
+    assert [each.age for each in reported] == [1.0 + i for i in range(len(reported))]
+    assert len(msgspec.msgpack.encode(GatewayPrefixes(reported, []))) < MAX_ANSWER_BYTES
 
 
 def test_a_prompt_that_follows_none_that_came_ends_what_is_read() -> None:
@@ -65,16 +65,16 @@ def test_the_prompts_of_all_gateways_are_the_youngest_of_each() -> None:
         RecentPrompt("model", chain("idle"), 1.005),
         RecentPrompt("model", chain("idle"), 100.0),
     ]
-    told = [GatewayPrefixes(list(packed(each)), []) for each in (busy, idle)]
-    assert youngest(told) == [*busy[:101], idle[0], *busy[101 : NUM_RECENT - 1]]
+    reported = [GatewayPrefixes(list(packed(each)), []) for each in (busy, idle)]
+    assert youngest(reported) == [*busy[:101], idle[0], *busy[101 : NUM_RECENT - 1]]
 
 
 def test_a_replica_holds_a_block_where_one_gateway_says_so() -> None:
     block = ("model", b"1")
     other = ("model", b"2")
-    told = [
+    reported = [
         GatewayPrefixes([], [(*block, []), (*other, ["a"])]),
         GatewayPrefixes([], [(*block, ["b", "a"])]),
         GatewayPrefixes([], []),
     ]
-    assert reported_holders(told) == {block: {"a", "b"}, other: {"a"}}
+    assert reported_holders(reported) == {block: {"a", "b"}, other: {"a"}}

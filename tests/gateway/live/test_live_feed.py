@@ -52,8 +52,8 @@ def snapshot(gateway: Gateway, headers: dict[str, str]) -> dict[str, Any]:
     reply = gateway.client.get("/console/live?once=1", headers=headers)
     assert reply.status_code == 200, reply.text
     assert SECRET_WORD not in reply.text
-    told: dict[str, Any] = reply.json()
-    return told
+    reported: dict[str, Any] = reply.json()
+    return reported
 
 
 def chat(gateway: Gateway, headers: dict[str, str]) -> None:
@@ -82,13 +82,13 @@ def test_without_a_key_the_feed_is_refused(keyed: Gateway) -> None:
 def test_a_tenant_sees_itself_and_no_other_and_no_process(keyed: Gateway) -> None:
     chat(keyed, ADA)
     chat(keyed, GRACE)
-    told = snapshot(keyed, ADA)
-    assert told["caller"] == {"name": "ada", "is_admin": False, "has_keys": True}
-    assert [row["id"] for row in told["tenants"]] == ["ada"]
-    assert {row["tenant"] for row in told["recent"]} == {"ada"}
-    assert told.keys().isdisjoint({"replicas", "stages", "prefixes", "event_lag"})
-    assert "grace" not in json.dumps(told)
-    assert told["totals"]["output_tokens"] == told["tenants"][0]["output_tokens"] >= 4
+    reported = snapshot(keyed, ADA)
+    assert reported["caller"] == {"name": "ada", "is_admin": False, "has_keys": True}
+    assert [row["id"] for row in reported["tenants"]] == ["ada"]
+    assert {row["tenant"] for row in reported["recent"]} == {"ada"}
+    assert reported.keys().isdisjoint({"replicas", "stages", "prefixes", "event_lag"})
+    assert "grace" not in json.dumps(reported)
+    assert reported["totals"]["output_tokens"] == reported["tenants"][0]["output_tokens"] >= 4
 
 
 def test_a_tenant_of_the_same_name_sees_nothing_of_the_other(keyed: Gateway) -> None:
@@ -99,8 +99,8 @@ def test_a_tenant_of_the_same_name_sees_nothing_of_the_other(keyed: Gateway) -> 
     keyed.wait_until(
         lambda: keyed.client.get("/console/live?once=1", headers=other).status_code == 200
     )
-    told = snapshot(keyed, other)
-    assert (told["totals"]["output_tokens"], told["recent"]) == (0, [])
+    reported = snapshot(keyed, other)
+    assert (reported["totals"]["output_tokens"], reported["recent"]) == (0, [])
     rows = [row for row in snapshot(keyed, ADMIN)["tenants"] if row["id"] == "ada"]
     assert sorted(bool(row["output_tokens"]) for row in rows) == [False, True]
     assert keyed.client.delete("/admin/tenants/ada", headers=ADMIN).status_code == 200
@@ -119,13 +119,15 @@ def test_an_administrator_sees_all_and_no_text(keyed: Gateway) -> None:
     chat(keyed, ADA)
     chat(keyed, ADA)
     # On a busy machine the findings name late stages as missing until these answer.
-    told = keyed.first(lambda: snapshot(keyed, ADMIN), lambda told: told["findings"] == [])
-    assert {"ada", "grace"} <= {row["id"] for row in told["tenants"]}
-    (replica,) = told["replicas"]
+    reported = keyed.first(
+        lambda: snapshot(keyed, ADMIN), lambda reported: reported["findings"] == []
+    )
+    assert {"ada", "grace"} <= {row["id"] for row in reported["tenants"]}
+    (replica,) = reported["replicas"]
     assert (replica["state"], replica["model"]) == ("serving", MODEL)
-    assert {row["kind"] for row in told["stages"]} >= {"processor", "output_processor"}
-    assert [row["id"] for row in told["models"]] == [MODEL]
-    (row, *_) = told["recent"]
+    assert {row["kind"] for row in reported["stages"]} >= {"processor", "output_processor"}
+    assert [row["id"] for row in reported["models"]] == [MODEL]
+    (row, *_) = reported["recent"]
     assert (row["state"], row["output_tokens"], row["replica"]) == ("done", 4, replica["id"])
     assert replica["routed_tokens"] >= replica["cached_tokens"] > 0
 
@@ -142,9 +144,13 @@ def test_counters_move_while_an_answer_runs_and_the_request_is_seen_with_its_sta
         assert reply.headers["content-type"].startswith("text/event-stream")
         events = (json.loads(line[6:]) for line in reply.iter_lines() if line.startswith("data: "))
         running = next(
-            told for told in events if any(row["output_tokens"] for row in told["requests"])
+            reported
+            for reported in events
+            if any(row["output_tokens"] for row in reported["requests"])
         )
-        grown = next(told for told in events if told["totals"]["output_tokens"] > before + 40)
+        grown = next(
+            reported for reported in events if reported["totals"]["output_tokens"] > before + 40
+        )
     (row,) = running["requests"]
     assert (row["tenant"], row["state"], row["model"]) == ("ada", "decode", MODEL)
     assert row["seconds"]["total"] > row["seconds"]["to_first_token"]
@@ -173,13 +179,13 @@ def test_an_engine_that_leaves_is_gone_and_missing_stages_are_named(
             gateway.wait_until(lambda: "watched" not in ids())
 
 
-def gateways_of(told: dict[str, Any], rows: str) -> list[str]:
-    return [row["gateway"] for row in told[rows]]
+def gateways_of(reported: dict[str, Any], rows: str) -> list[str]:
+    return [row["gateway"] for row in reported[rows]]
 
 
-def gateways_running(told: dict[str, Any]) -> list[str]:
+def gateways_running(reported: dict[str, Any]) -> list[str]:
     """Gateways of the requests that run; the other requests are queued."""
-    return gateways_of(told, "requests")[: int(told["totals"]["num_running"])]
+    return gateways_of(reported, "requests")[: int(reported["totals"]["num_running"])]
 
 
 def test_each_of_two_gateways_shows_the_requests_of_both(
@@ -204,7 +210,7 @@ def test_each_of_two_gateways_shows_the_requests_of_both(
         before, _ = (
             gateway.first(
                 lambda gateway=gateway: snapshot(gateway, ADMIN),
-                lambda told: len(told["replicas"]) == 1,
+                lambda reported: len(reported["replicas"]) == 1,
             )  # type: ignore[misc]
             for gateway in (keyed, other)
         )
@@ -212,17 +218,18 @@ def test_each_of_two_gateways_shows_the_requests_of_both(
         with answering(other, GRACE):
             # Each snapshot asks the other gateway again. If that one is late, its last answer
             # counts, or none.
-            told, his = (
+            reported, his = (
                 keyed.first(
                     lambda key=key: snapshot(keyed, key),
-                    lambda told: gateways_running(told) == [name],
+                    lambda reported: gateways_running(reported) == [name],
                 )  # type: ignore[misc]
                 for key in (ADMIN, GRACE)
             )
             hers = keyed.first(
-                lambda: snapshot(keyed, ADA), lambda told: gateways_of(told, "recent")[:1] == [name]
+                lambda: snapshot(keyed, ADA),
+                lambda reported: gateways_of(reported, "recent")[:1] == [name],
             )
-            (request,) = told["requests"]
+            (request,) = reported["requests"]
             explained = keyed.first(
                 lambda: keyed.client.get(f"/v1/requests/{request['id']}/explain", headers=GRACE),
                 lambda reply: reply.status_code == 200,
@@ -234,13 +241,13 @@ def test_each_of_two_gateways_shows_the_requests_of_both(
         name,
         404,
     )
-    (replica,), (replica_before,) = told["replicas"], before["replicas"]
+    (replica,), (replica_before,) = reported["replicas"], before["replicas"]
     assert replica["routed_tokens"] > replica_before["routed_tokens"]
-    assert told["totals"]["num_running"] == 1
-    assert told["models"][0]["num_requests"] == 1
-    assert told["totals"]["output_tokens"] >= before["totals"]["output_tokens"] + 4
-    assert told["recent"][0]["gateway"] == name
-    assert told["recent"][0]["tenant"] == "ada"
+    assert reported["totals"]["num_running"] == 1
+    assert reported["models"][0]["num_requests"] == 1
+    assert reported["totals"]["output_tokens"] >= before["totals"]["output_tokens"] + 4
+    assert reported["recent"][0]["gateway"] == name
+    assert reported["recent"][0]["tenant"] == "ada"
     # A tenant sees its own on both, and nothing of the other.
     assert (hers["requests"], hers["recent"][0]["gateway"]) == ([], name)
     assert hers["tenants"][0]["output_tokens"] == hers["totals"]["output_tokens"] >= 4

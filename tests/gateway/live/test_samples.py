@@ -12,8 +12,8 @@ NAMES = (
 
 def samples(*totals: dict[str, float]) -> Samples:
     """Samples of a gateway whose totals are read in this order; those that are not given are 0."""
-    told = iter([dict.fromkeys(NAMES, 0.0) | each for each in totals])
-    kept = Samples(lambda: next(told))
+    reported = iter([dict.fromkeys(NAMES, 0.0) | each for each in totals])
+    kept = Samples(lambda: next(reported))
     for number, _ in enumerate(totals[1:], 7):
         kept.take(number)
     return kept

@@ -14,10 +14,10 @@ PATHS = ("/console/history", "/admin/stores", "/admin/configuration", "/admin/lo
 
 
 def test_a_gateway_alone_shows_its_settings_and_says_where_logs_are(gateway: Gateway) -> None:
-    told = {
+    reported = {
         each["name"]: each for each in gateway.client.get("/admin/configuration").json()["data"]
     }
-    assert told["port"] | {"process": ""} == {
+    assert reported["port"] | {"process": ""} == {
         "name": "port",
         "value": "0",
         "source": "flag",

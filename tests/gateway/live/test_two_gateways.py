@@ -30,8 +30,8 @@ def pair(
 
 
 def snapshot(gateway: Gateway) -> dict[str, Any]:
-    told: dict[str, Any] = gateway.client.get("/console/live?once=1").json()
-    return told
+    reported: dict[str, Any] = gateway.client.get("/console/live?once=1").json()
+    return reported
 
 
 def ask(gateway: Gateway, text: str) -> None:
@@ -60,14 +60,14 @@ def test_what_each_thinks_of_an_engine_and_how_late_its_index_is_are_shown_by_bo
     names = {snapshot(gateway)["gateway"] for gateway in pair}
     for gateway in pair:
         # A snapshot omits the other gateway while that one is late.
-        told = gateway.first(
+        reported = gateway.first(
             lambda gateway=gateway: snapshot(gateway),
-            lambda told: told["event_lags"].keys() == names,
+            lambda reported: reported["event_lags"].keys() == names,
         )  # type: ignore[misc]
-        (row,) = (each for each in told["replicas"] if each["id"] == "shared")
+        (row,) = (each for each in reported["replicas"] if each["id"] == "shared")
         assert row["gateways"].keys() == names
         assert all(each["is_synced"] and each["trust"] == 1.0 for each in row["gateways"].values())
-        assert told["event_lag"] == max(told["event_lags"].values())
+        assert reported["event_lag"] == max(reported["event_lags"].values())
     # The engine tells its events to both; the lag is by how much some of them come later than
     # others.
     first = pair[0]

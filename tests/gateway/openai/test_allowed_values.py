@@ -25,7 +25,7 @@ class Mixed(Body, kw_only=True):
 
 
 @pytest.mark.parametrize(
-    ("body", "kind", "told"),
+    ("body", "kind", "reported"),
     [
         (b'{"role": "x"}', Role, "role is 'x'; allowed: both, prefill, decode"),
         (b"{}", Role, "role is missing; allowed: both, prefill, decode"),
@@ -45,10 +45,10 @@ class Mixed(Body, kw_only=True):
         ),
     ],
 )
-def test_an_error_says_what_the_type_allows(body: bytes, kind: type[Body], told: str) -> None:
+def test_an_error_says_what_the_type_allows(body: bytes, kind: type[Body], reported: str) -> None:
     with pytest.raises(BadRequest) as raised:
         decode(body, kind)
-    assert str(raised.value) == told
+    assert str(raised.value) == reported
 
 
 @pytest.mark.parametrize(

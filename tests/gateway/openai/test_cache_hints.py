@@ -90,7 +90,7 @@ def test_the_priority_of_the_queue_is_none_of_the_cache() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"cache_ttl_seconds": 86_401}, "cache_ttl_seconds"),
         ({"session_id": "s" * 257}, "session_id"),
@@ -98,6 +98,6 @@ def test_the_priority_of_the_queue_is_none_of_the_cache() -> None:
         ({"nvext": {"agent_hints": {"osl": -1}}}, "osl"),
     ],
 )
-def test_a_hint_out_of_range_is_refused_by_name(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(BadRequest, match=said):
+def test_a_hint_out_of_range_is_refused_by_name(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
         chat(**fields)

@@ -207,11 +207,11 @@ def test_beams_are_distinct_answers_with_their_text(gateway: Gateway) -> None:
     assert gateway.complete("A river", n=2, best_of=3, **asked)["choices"] == choices[:2]
     events = gateway.events("/v1/completions", completion_body("A river", n=3, **asked))
     for choice in choices:
-        told = [
+        reported = [
             each["choices"][0] for each in events if each["choices"][0]["index"] == choice["index"]
         ]
-        assert "".join(each["text"] for each in told) == choice["text"]
-        assert [token for each in told for token in each.get("token_ids", ())] == choice[
+        assert "".join(each["text"] for each in reported) == choice["text"]
+        assert [token for each in reported for token in each.get("token_ids", ())] == choice[
             "token_ids"
         ]
     gateway.wait_until(lambda: gateway.metric("headwater_num_streams") == 0)
@@ -244,13 +244,13 @@ def test_a_beam_ends_at_a_stop_string_as_other_answers_do(gateway: Gateway) -> N
     assert beam["token_ids"] == whole["token_ids"][: len(beam["token_ids"])]
     assert len(beam["token_ids"]) < 12
     body = completion_body("A river", stop=stop, **asked)
-    told = [
+    reported = [
         each["choices"][0]
         for each in gateway.events("/v1/completions", body)
         if each["choices"][0]["index"] == 0
     ]
-    assert "".join(each["text"] for each in told) == beam["text"]
-    assert [token for each in told for token in each.get("token_ids", ())] == beam["token_ids"]
+    assert "".join(each["text"] for each in reported) == beam["text"]
+    assert [token for each in reported for token in each.get("token_ids", ())] == beam["token_ids"]
 
 
 def test_the_simulated_executor_computes_biases_and_filters(gateway: Gateway) -> None:
@@ -259,8 +259,8 @@ def test_the_simulated_executor_computes_biases_and_filters(gateway: Gateway) ->
     def ids(**more: Any) -> list[int]:
         reply = gateway.client.post("/v1/completions", json=asked | more)
         assert reply.status_code == 200, reply.text
-        told: list[int] = reply.json()["choices"][0]["token_ids"]
-        return told
+        reported: list[int] = reply.json()["choices"][0]["token_ids"]
+        return reported
 
     assert ids(logit_bias={"1000": 100}, seed=1) == [1000] * 6
     assert ids(top_k=1, seed=1) == ids(top_p=1e-6, seed=1) == ids(temperature=0) != ids(seed=1)

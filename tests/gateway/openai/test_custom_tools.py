@@ -102,11 +102,11 @@ def test_a_chat_calls_with_text_that_matches_whole_and_streamed(
 
 
 def test_a_call_of_a_tool_that_takes_any_text_has_the_text_alone(thinker: Gateway) -> None:
-    said = {
+    sent = {
         "grammar": r'start: <[11]> "\n{\"name\": \"note\", \"arguments\": {\"input\": \"a\\nb \\u00e9\"}}\n" <[12]>'
     }
     answer = thinker.client.post(
-        CHAT, json=ASKED | {"tools": [NOTE], "structured_outputs": said}
+        CHAT, json=ASKED | {"tools": [NOTE], "structured_outputs": sent}
     ).json()
     [call] = answer["choices"][0]["message"]["tool_calls"]
     assert call == {
@@ -134,13 +134,13 @@ def test_calls_of_custom_tools_and_their_results_are_part_of_the_prompt(thinker:
         )
 
     call = {"id": "c1", "type": "custom", "custom": {"name": "query", "input": 'SELECT "a"'}}
-    told = prompt(
+    reported = prompt(
         {"role": "assistant", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "Rhine"},
     )
-    assert json.dumps({"name": "query", "arguments": {"input": 'SELECT "a"'}}) in told
-    assert "Rhine" in told
-    assert "Lark grammar" in told
+    assert json.dumps({"name": "query", "arguments": {"input": 'SELECT "a"'}}) in reported
+    assert "Rhine" in reported
+    assert "Lark grammar" in reported
 
 
 def test_a_response_calls_with_text_and_goes_on_from_what_came_of_it(

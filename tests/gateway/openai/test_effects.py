@@ -275,7 +275,7 @@ def test_every_field_of_a_chat_has_a_row() -> None:
 def test_fields_by_which_other_servers_know_the_same_are_served(thinker: Gateway) -> None:
     """Of vLLM's server and of SGLang's."""
 
-    def said(**fields: Any) -> Any:
+    def sent(**fields: Any) -> Any:
         return Rest(thinker).ask({"max_tokens": 60, "reasoning_effort": "none"} | fields).content
 
     schema = {
@@ -284,13 +284,13 @@ def test_fields_by_which_other_servers_know_the_same_are_served(thinker: Gateway
         "required": ["a"],
         "additionalProperties": False,
     }
-    assert said(regex="abc") == "abc"
-    assert said(ebnf='root ::= "x" "y"') == "xy"
-    assert json.loads(said(json_schema=json.dumps(schema))) == {"a": 1}
-    assert said(regex="abc", stop=["b"]) == "a"
-    assert said(regex="abc", stop=["b"], no_stop_trim=True) == "ab"
+    assert sent(regex="abc") == "abc"
+    assert sent(ebnf='root ::= "x" "y"') == "xy"
+    assert json.loads(sent(json_schema=json.dumps(schema))) == {"a": 1}
+    assert sent(regex="abc", stop=["b"]) == "a"
+    assert sent(regex="abc", stop=["b"], no_stop_trim=True) == "ab"
     assert (
-        said(
+        sent(
             structured_outputs={"regex": "abc", "disable_fallback": False}, thinking_token_budget=-1
         )
         == "abc"
@@ -342,13 +342,13 @@ def test_a_prompt_that_is_too_long_is_cut_to_what_fits(gateway: Gateway) -> None
         for side in ("left", "right")
     }
     assert {len(ids) for ids in kept.values()} == {8192 - 8}
-    told = {
+    reported = {
         side: gateway.client.post("/detokenize", json={"model": PLAIN, "tokens": ids}).json()[
             "prompt"
         ]
         for side, ids in kept.items()
     }
-    assert (told["left"].split()[-1], told["right"].split()[0]) == ("last", "first")
+    assert (reported["left"].split()[-1], reported["right"].split()[0]) == ("last", "first")
 
 
 def test_probes_of_other_servers_are_answered(gateway: Gateway) -> None:

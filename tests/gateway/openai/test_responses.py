@@ -106,11 +106,11 @@ def test_a_response_is_kept_until_it_is_deleted(client: openai.OpenAI, keeper: G
 
 def test_the_input_of_a_turn_is_listed_in_pages(client: openai.OpenAI, keeper: Gateway) -> None:
     # The client chose the id of two items.
-    said: Any = [
+    sent: Any = [
         {"role": "user", "content": f"{i}", "id": "mine" if i in (1, 2) else None}
         for i in range(25)
     ]
-    path = f"{PATH}/{client.responses.create(**ASKED, input=said).id}/input_items"
+    path = f"{PATH}/{client.responses.create(**ASKED, input=sent).id}/input_items"
 
     def page(**query: Any) -> tuple[list[int], bool]:
         listed = keeper.client.get(path, params=query).json()
@@ -162,10 +162,10 @@ def test_every_event_of_a_stream_says_whether_the_response_is_kept(
 ) -> None:
     kept = {} if store is None else {"store": store}
     events: list[Any] = list(client.responses.create(**ASKED | kept, input="x", stream=True))
-    said = {event.type: event.response.store for event in events if hasattr(event, "response")}
+    sent = {event.type: event.response.store for event in events if hasattr(event, "response")}
     is_kept = store is not False
     kinds = ("response.created", "response.in_progress", "response.incomplete")
-    assert said == dict.fromkeys(kinds, is_kept)
+    assert sent == dict.fromkeys(kinds, is_kept)
 
 
 def test_a_gateway_without_a_store_answers_and_says_that_nothing_was_kept(gateway: Gateway) -> None:
@@ -231,9 +231,9 @@ def test_turns_of_a_conversation_go_on_from_what_it_holds(
         **ASKED, input="And another?", conversation={"id": conversation.id}, stream=True
     )
     second: Any = list(events)[-1]
-    said = [user, {"role": "user", "content": "A long one."}]
+    sent = [user, {"role": "user", "content": "A long one."}]
     spelled: Any = [
-        *said,
+        *sent,
         {"role": "assistant", "content": first.output_text},
         {"role": "user", "content": "And another?"},
     ]
@@ -284,7 +284,7 @@ def test_a_conversation_takes_no_item_that_no_turn_can_go_on_from(keeper: Gatewa
     made = keeper.client.post(path, json={"items": [{"role": "user", "content": "Hi"}]}).json()[
         "id"
     ]
-    for item, param, said in (
+    for item, param, sent in (
         (
             {"role": "zz", "content": "x"},
             "items[0].role",
@@ -300,10 +300,10 @@ def test_a_conversation_takes_no_item_that_no_turn_can_go_on_from(keeper: Gatewa
         for where in (path, f"{path}/{made}/items"):
             refused = keeper.client.post(where, json={"items": [item]})
             error = refused.json()["error"]
-            assert (refused.status_code, error["param"], error["message"][: len(said)]) == (
+            assert (refused.status_code, error["param"], error["message"][: len(sent)]) == (
                 400,
                 param,
-                said,
+                sent,
             )
     assert post(keeper, input="So?", conversation=made)["status"] == "incomplete"
 
@@ -314,9 +314,9 @@ def test_errors_count_the_items_of_a_turn_without_those_before_it(keeper: Gatewa
         input=[{"role": "user", "content": f"{i}"} for i in range(3)],
         instructions="Be brief.",
     )
-    said = [{"role": "user", "content": "x"}, {"role": "zz", "content": "x"}]
+    sent = [{"role": "user", "content": "x"}, {"role": "zz", "content": "x"}]
     error = post(
-        keeper, 400, input=said, instructions="Be brief.", previous_response_id=before["id"]
+        keeper, 400, input=sent, instructions="Be brief.", previous_response_id=before["id"]
     )["error"]
     assert (error["param"], error["message"][:22]) == ("input[1].role", "input[1].role is 'zz';")
 

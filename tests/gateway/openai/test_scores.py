@@ -21,7 +21,7 @@ from tests.gateway.conftest import GatewayStarter
 from tests.gateway.jobs.batches.test_batches import as_jsonl, over, results, upload
 from tests.gateway.processes import MODEL, QUIET, Behind, Gateway, Stage, started
 from tests.gateway.public_grpc.test_bad_messages import refusal
-from tests.gateway.test_clients import CLIENTS, told
+from tests.gateway.test_clients import CLIENTS, reported
 from tests.own_environment import python_with
 from tests.services.processor.test_embedded_text import CLS, SEP, A, B, C, write_tokenizer
 from tests.services.processor.test_pairs import CARD
@@ -371,8 +371,8 @@ RAG_PACKAGES = (
 @pytest.mark.timeout(1800)
 def test_clients_of_rag_stacks_embed_and_rank(served: Gateway, tmp_path: Path) -> None:
     python = python_with(tmp_path / "env", *RAG_PACKAGES)
-    said = told(python, str(CLIENTS / "rag_client.py"), served.rest, "embedder", "reranker")
-    print(said["versions"])
+    sent = reported(python, str(CLIENTS / "rag_client.py"), served.rest, "embedder", "reranker")
+    print(sent["versions"])
     results = post(
         served, "/v1/rerank", model="reranker", query=QUERY, documents=["b", "c b c", "a c"]
     )["results"]
@@ -383,8 +383,8 @@ def test_clients_of_rag_stacks_embed_and_rank(served: Gateway, tmp_path: Path) -
         for each in post(served, "/v1/embeddings", model="embedder", input=DOCUMENTS)["data"]
     ]
     for version in ("v1", "v2"):
-        assert said["cohere"][version] == ranked
+        assert sent["cohere"][version] == ranked
     for stack in ("langchain", "llama_index", "haystack"):
-        assert said[stack]["ranked"] == named
-        for found, expected in zip(said[stack]["vectors"], vectors, strict=True):
+        assert sent[stack]["ranked"] == named
+        for found, expected in zip(sent[stack]["vectors"], vectors, strict=True):
             assert found == pytest.approx(expected, abs=1e-6)

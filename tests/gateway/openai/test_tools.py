@@ -77,8 +77,8 @@ def test_thoughts_content_and_calls_come_apart_whole_and_streamed(client: openai
         "temperature": 0,
         "tools": [WEATHER, TIME],
     }
-    said = {"structured_outputs": spoken(SAID.split("</think>\n\n")[1]), "reasoning_effort": "none"}
-    whole = client.chat.completions.create(**asked, extra_body=said)
+    sent = {"structured_outputs": spoken(SAID.split("</think>\n\n")[1]), "reasoning_effort": "none"}
+    whole = client.chat.completions.create(**asked, extra_body=sent)
     message = whole.choices[0].message
     assert message.content == "One moment."
     calls: Any = message.tool_calls
@@ -87,7 +87,7 @@ def test_thoughts_content_and_calls_come_apart_whole_and_streamed(client: openai
         ("time", "{}"),
     ]
     assert whole.choices[0].finish_reason == "tool_calls"
-    chunks = list(client.chat.completions.create(**asked, extra_body=said, stream=True))
+    chunks = list(client.chat.completions.create(**asked, extra_body=sent, stream=True))
     deltas: list[Any] = [chunk.choices[0].delta for chunk in chunks]
     assert "".join(delta.content or "" for delta in deltas) == "One moment."
     streamed: dict[int, dict[str, str]] = {}
@@ -189,8 +189,8 @@ def test_only_tools_that_are_allowed_are_called(thinker: Gateway, client: openai
 
 
 def test_one_call_is_all_where_calls_are_not_parallel(thinker: Gateway) -> None:
-    said = {"structured_outputs": spoken(SAID.split("One moment. ")[1]), "reasoning_effort": "none"}
-    whole = answer(thinker, tools=[WEATHER, TIME], parallel_tool_calls=False, **said)
+    sent = {"structured_outputs": spoken(SAID.split("One moment. ")[1]), "reasoning_effort": "none"}
+    whole = answer(thinker, tools=[WEATHER, TIME], parallel_tool_calls=False, **sent)
     assert len(whole["choices"][0]["message"]["tool_calls"]) == 1
     assert whole["choices"][0]["finish_reason"] == "tool_calls"
 
@@ -283,12 +283,14 @@ def test_thoughts_are_repeated_as_their_summary_where_one_is_asked_for(
     }
     extra |= {"structured_outputs": {"choice": ["The end."]}}
     plain: Any = client.responses.create(**asked, extra_body=extra)
-    told: Any = client.responses.create(**asked, extra_body=extra, reasoning={"summary": "auto"})
+    reported: Any = client.responses.create(
+        **asked, extra_body=extra, reasoning={"summary": "auto"}
+    )
     thoughts = plain.output[0].content[0].text
     assert plain.output[0].summary == []
     assert (
-        [part.text for part in told.output[0].summary]
-        == [part.text for part in told.output[0].content]
+        [part.text for part in reported.output[0].summary]
+        == [part.text for part in reported.output[0].content]
         == [thoughts]
     )
     events: Any = list(
@@ -296,12 +298,12 @@ def test_thoughts_are_repeated_as_their_summary_where_one_is_asked_for(
             **asked, extra_body=extra, reasoning={"summary": "detailed"}, stream=True
         )
     )
-    said = [event for event in events if event.type.startswith("response.reasoning_summary")]
-    kinds = [event.type.removeprefix("response.reasoning_summary_") for event in said]
+    sent = [event for event in events if event.type.startswith("response.reasoning_summary")]
+    kinds = [event.type.removeprefix("response.reasoning_summary_") for event in sent]
     assert (kinds[0], *kinds[-2:]) == ("part.added", "text.done", "part.done")
     assert (
-        "".join(event.delta for event in said if event.type.endswith("text.delta"))
-        == said[-2].text
+        "".join(event.delta for event in sent if event.type.endswith("text.delta"))
+        == sent[-2].text
         == thoughts
     )
     assert (
@@ -312,7 +314,7 @@ def test_thoughts_are_repeated_as_their_summary_where_one_is_asked_for(
         client.responses.create(
             **asked | {"input": "And?"}, previous_response_id=each.id
         ).usage.input_tokens
-        for each in (plain, told)
+        for each in (plain, reported)
     ]
     assert counted[0] == counted[1]
     for wrong, param in (

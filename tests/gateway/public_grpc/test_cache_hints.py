@@ -35,7 +35,7 @@ def test_a_higher_priority_keeps_blocks_longer(given: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hints", "said"),
+    ("hints", "message"),
     [
         (PromptHints(session_id="s" * 257), "hints.session_id has 257 characters"),
         (PromptHints(cache_ttl_seconds=86_401), "hints.cache_ttl_seconds is 86401"),
@@ -44,6 +44,6 @@ def test_a_higher_priority_keeps_blocks_longer(given: int) -> None:
         (PromptHints(expected_tokens=1 << 25), "hints.expected_tokens is"),
     ],
 )
-def test_a_hint_out_of_range_is_refused_by_name(hints: PromptHints, said: str) -> None:
-    with pytest.raises(BadRequest, match=said):
+def test_a_hint_out_of_range_is_refused_by_name(hints: PromptHints, message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
         chat("user", hints)

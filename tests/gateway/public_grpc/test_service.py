@@ -102,16 +102,16 @@ def test_every_chunk_says_what_was_used_up_to_its_end_where_that_is_asked_for(
     ]
     for chunks in streams:
         *parts, last = chunks
-        told = [part.usage for part in parts]
+        reported = [part.usage for part in parts]
         so_far = list(accumulate(len(part.token_ids) for part in parts))
         if "stop" not in asked:
             # Of an answer that a stop string cuts, tokens are counted whose text did not come.
-            assert [usage.completion_tokens for usage in told] == so_far
-        assert [usage.completion_tokens for usage in told] == sorted(
-            usage.completion_tokens for usage in told
+            assert [usage.completion_tokens for usage in reported] == so_far
+        assert [usage.completion_tokens for usage in reported] == sorted(
+            usage.completion_tokens for usage in reported
         )
-        assert {usage.prompt_tokens for usage in told} == {last.usage.prompt_tokens}
-        assert told[-1] == last.usage
+        assert {usage.prompt_tokens for usage in reported} == {last.usage.prompt_tokens}
+        assert reported[-1] == last.usage
     assert not any(chunk.HasField("usage") for chunk in list(stub.ChatStream(chat()))[:-1])
 
 
@@ -285,12 +285,16 @@ def test_a_javascript_client_built_from_the_proto_files_alone_chats(
     command = ["node", str(js_folder / "client.js"), gateway.grpc, str(proto_root), MODEL]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["streamed"] == told["whole"]
-    assert told["finish"] == "FINISH_REASON_LENGTH"
-    assert told["num_pieces"] > 2
-    assert told["stream_usage"]["completion_tokens"] == told["usage"]["completion_tokens"] == 12
-    assert told["refused"]["code"] == "INVALID_ARGUMENT"
-    assert "temperature is 7" in told["refused"]["message"]
-    assert told["models"] == [MODEL]
-    assert told["text"] == "Hello world"
+    reported = json.loads(done.stdout)
+    assert reported["streamed"] == reported["whole"]
+    assert reported["finish"] == "FINISH_REASON_LENGTH"
+    assert reported["num_pieces"] > 2
+    assert (
+        reported["stream_usage"]["completion_tokens"]
+        == reported["usage"]["completion_tokens"]
+        == 12
+    )
+    assert reported["refused"]["code"] == "INVALID_ARGUMENT"
+    assert "temperature is 7" in reported["refused"]["message"]
+    assert reported["models"] == [MODEL]
+    assert reported["text"] == "Hello world"

@@ -47,7 +47,7 @@ class There:
     async def text_comes(self) -> None:
         await self.demand.text_stages(MODEL, tenant=Tenant(id="open"), tier=0)
 
-    def hear(self, **entry: Any) -> None:
+    def receive(self, **entry: Any) -> None:
         models = [CatalogueEntry(model=MODEL, **entry)] if entry else []
         self.catalogues.on_catalogue(Catalogue(supervisor_id="s", models=models))
 
@@ -142,7 +142,7 @@ async def test_a_request_that_waits_too_long_is_refused_with_retry_after() -> No
 async def test_without_a_supervisor_that_starts_replicas_no_request_waits() -> None:
     there = There(patience=0.0)
     there.text = False
-    there.hear(state=CatalogueEntry.STATE_LOADING)
+    there.receive(state=CatalogueEntry.STATE_LOADING)
     await there.text_comes()
     await there.replica_comes()
 
@@ -150,13 +150,13 @@ async def test_without_a_supervisor_that_starts_replicas_no_request_waits() -> N
 async def test_what_keeps_replicas_from_starting_ends_the_wait() -> None:
     there = There()
     waiting = await begun(there.replica_comes())
-    there.hear(state=CatalogueEntry.STATE_SERVING, problem="out of memory", retry_seconds=15)
+    there.receive(state=CatalogueEntry.STATE_SERVING, problem="out of memory", retry_seconds=15)
     with pytest.raises(
         Unavailable, match="no replica of the model 'm' can start: out of memory"
     ) as caught:
         await waiting
     assert caught.value.retry_after == 15
-    there.hear(state=CatalogueEntry.STATE_SERVING)
+    there.receive(state=CatalogueEntry.STATE_SERVING)
     again = await begun(there.replica_comes())
     there.demand.end(Unavailable("over"))
     with pytest.raises(Unavailable, match="over"):
@@ -169,21 +169,21 @@ async def test_a_request_for_a_model_that_is_being_loaded_waits_and_for_one_that
     there = There()
     there.text = False
     await there.text_comes()
-    there.hear(state=CatalogueEntry.STATE_LOADING)
+    there.receive(state=CatalogueEntry.STATE_LOADING)
     loading = await begun(there.text_comes())
-    there.hear(state=CatalogueEntry.STATE_SERVING)
+    there.receive(state=CatalogueEntry.STATE_SERVING)
     await asyncio.sleep(0)
     assert not loading.done(), "its text stages are not heard of yet"
     there.text = True
     there.demand.look_again()
     await loading
-    there.hear(state=CatalogueEntry.STATE_UNLOADING)
+    there.receive(state=CatalogueEntry.STATE_UNLOADING)
     with pytest.raises(NotFound):
         await there.text_comes()
     there.text = False
-    there.hear(state=CatalogueEntry.STATE_LOADING)
+    there.receive(state=CatalogueEntry.STATE_LOADING)
     failing = await begun(there.text_comes())
-    there.hear()
+    there.receive()
     await failing
 
 
@@ -209,11 +209,11 @@ async def test_a_model_that_sleeps_for_longer_than_requests_wait_is_refused_with
     None
 ):
     there = There()
-    there.hear(turn="asleep", wait_seconds=61.5)
+    there.receive(turn="asleep", wait_seconds=61.5)
     with pytest.raises(Unavailable, match="will be awake in about 62 s") as refused:
         await there.replica_comes()
     assert (refused.value.retry_after, refused.value.code) == (61.5, "asleep")
-    there.hear(turn="asleep", wait_seconds=4.0)
+    there.receive(turn="asleep", wait_seconds=4.0)
     waiting = await begun(there.replica_comes())
     assert there.demand.wait_seconds(MODEL) == 4.0
     # An autoscaler counts it too.

@@ -87,12 +87,12 @@ def test_a_first_token_that_would_be_late_is_refused_with_the_time_it_would_take
 ) -> None:
     first, refused = refused_early(slow)
     assert (refused.status_code, refused.json()["error"]["code"]) == (504, "deadline_exceeded")
-    told = re.search(
+    reported = re.search(
         r"the first token would come in (\d+\.\d) s", refused.json()["error"]["message"]
     )
-    assert told is not None
+    assert reported is not None
     # The simulated engine takes at least this long, and longer on a busy machine.
-    assert 1.0 <= float(told[1]) < 30.0
+    assert 1.0 <= float(reported[1]) < 30.0
     assert refused_early_over_grpc(slow).code() is grpc.StatusCode.DEADLINE_EXCEEDED
     usage = slow.complete(prompt(first), max_tokens=1)["usage"]
     assert not (usage["prompt_tokens_details"] or {}).get("cached_tokens"), "nothing was computed"

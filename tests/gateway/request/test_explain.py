@@ -16,13 +16,13 @@ from tests.gateway.processes import UNDRAFTED, Behind, Gateway, completion_body
 
 def test_an_answers_id_leads_to_where_it_was_and_why(gateway: Gateway) -> None:
     answer = gateway.complete("The road of a river", n=2, temperature=1, seed=3)
-    told = gateway.client.get(f"/v1/requests/{answer['id']}/explain").json()
-    assert (told["object"], told["model"], told["id"]) == (
+    reported = gateway.client.get(f"/v1/requests/{answer['id']}/explain").json()
+    assert (reported["object"], reported["model"], reported["id"]) == (
         "request.explanation",
         answer["model"],
         answer["id"][5:],
     )
-    (prompt,) = told["prompts"]
+    (prompt,) = reported["prompts"]
     assert prompt["outcome"] == "done"
     assert prompt["output_tokens"] == answer["usage"]["completion_tokens"]
     (attempt,) = prompt["attempts"]
@@ -78,9 +78,9 @@ def test_a_running_request_is_explained_up_to_now(gateway: Gateway) -> None:
         first = json.loads(next(lines)[6:])
         path = f"/v1/requests/{first['id']}/explain"
         assert gateway.client.get(path).status_code == 404
-        told = gateway.client.get(path, headers={"x-tenant": "ada"}).json()
-        assert told["prompts"][0]["outcome"] == "running"
-        assert told["prompts"][0]["seconds"]["to_first_token"] > 0
+        reported = gateway.client.get(path, headers={"x-tenant": "ada"}).json()
+        assert reported["prompts"][0]["outcome"] == "running"
+        assert reported["prompts"][0]["seconds"]["to_first_token"] > 0
 
 
 def begun_before_its_deadline(
@@ -110,8 +110,11 @@ def test_a_request_that_failed_is_explained_too_and_one_that_never_was_is_404(
     request_id = json.loads(
         next(line for line in reply.text.splitlines() if line.startswith("data: "))[6:]
     )["id"]
-    told = gateway.client.get(f"/v1/requests/{request_id}/explain").json()
-    assert (told["prompts"][0]["outcome"], told["client_request_id"]) == ("cancelled", "mine")
+    reported = gateway.client.get(f"/v1/requests/{request_id}/explain").json()
+    assert (reported["prompts"][0]["outcome"], reported["client_request_id"]) == (
+        "cancelled",
+        "mine",
+    )
     missing = gateway.client.get("/v1/requests/mine/explain")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "request_not_found")
 
@@ -123,9 +126,9 @@ def test_any_gateway_explains_what_another_one_answered(
     flags = f"--nats-url={nats_url}"
     with start_gateway(behind, flags) as one, start_gateway(behind, flags) as other:
         answer = one.complete()
-        told = other.client.get(f"/v1/requests/{answer['id']}/explain")
-        assert told.status_code == 200, told.text
-        assert told.json() == one.client.get(f"/v1/requests/{answer['id']}/explain").json()
+        reported = other.client.get(f"/v1/requests/{answer['id']}/explain")
+        assert reported.status_code == 200, reported.text
+        assert reported.json() == one.client.get(f"/v1/requests/{answer['id']}/explain").json()
         elsewhere = other.client.get(
             f"/v1/requests/{answer['id']}/explain", headers={"x-tenant": "eve"}
         )
@@ -153,5 +156,5 @@ def test_log_lines_of_a_request_carry_its_ids(
         log = gateway.stage.close()
     lines = [json.loads(line) for line in log.splitlines()]
     (line,) = (line for line in lines if line["event"] == "request")
-    told = (line["request_id"], line["trace_id"], line["tenant"], line["attempt"])
-    assert told == (answer["id"][5:], trace, "ada", 1)
+    reported = (line["request_id"], line["trace_id"], line["tenant"], line["attempt"])
+    assert reported == (answer["id"][5:], trace, "ada", 1)

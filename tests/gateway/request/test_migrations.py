@@ -196,7 +196,7 @@ async def lose_two_engines(scripted: Scripted, replies: list[asyncio.Task[httpx.
         if together[0].replica_id != together[1].replica_id:
             await end(*replies)
             opened_ids = {each.add.stream_ids[0] for each in together}
-            await script.hears(lambda ids=opened_ids: ids <= script.cancels.keys())
+            await script.receives(lambda ids=opened_ids: ids <= script.cancels.keys())
             return False
         for opened in together:
             go_on(script, opened, num_tokens)
@@ -245,7 +245,7 @@ async def test_suspects_of_an_engines_death_are_tried_one_at_a_time_and_a_second
     for opened in opens:
         script.lose(opened.add.stream_ids[0], LOSS_CAUSE_ENGINE_GONE)
     # What had given tokens moves at once, beside the first suspect.
-    await script.hears(lambda: len(script.opens) == 5)
+    await script.receives(lambda: len(script.opens) == 5)
     await asyncio.sleep(0.2)
     assert len(script.opens) == 5
     moved = next(each.add for each in script.opens[3:] if each.add.request_id == began.request_id)
@@ -277,7 +277,7 @@ async def test_an_answer_that_began_at_an_earlier_engine_does_not_wait_for_suspe
     await script.open(2)
     for number in (2, 1):
         script.lose(script.opens[number].add.stream_ids[0], LOSS_CAUSE_ENGINE_GONE)
-    await script.hears(lambda: len(script.opens) == 5)
+    await script.receives(lambda: len(script.opens) == 5)
     for opened in script.opens[3:]:
         stream_id = opened.add.stream_ids[0]
         num_tokens = opened.add.num_output_tokens

@@ -90,8 +90,8 @@ def number_of(event: str) -> int:
 
 
 def id_of(event: str) -> str:
-    told = json.loads(event.split("data: ", 1)[1])
-    return str(told["id"] if "id" in told else told["response"]["id"])
+    reported = json.loads(event.split("data: ", 1)[1])
+    return str(reported["id"] if "id" in reported else reported["response"]["id"])
 
 
 def resumed(gateway: Gateway, shown_id: str, after: int, **headers: str) -> list[str]:
@@ -176,7 +176,7 @@ class GrpcReading(threading.Thread):
 def by_choice(events: list[str], shown_id: str) -> dict[int, list[str]]:
     """Each choice's events, without what differs between two requests for the same; how choices
     alternate does."""
-    told: dict[int, list[str]] = {}
+    reported: dict[int, list[str]] = {}
     for event in events:
         data = event.split("data: ", 1)[1].replace(bare_id(shown_id), "ID")
         index = re.search(r'"choices":\[{"index":(\d+)', data)
@@ -185,20 +185,20 @@ def by_choice(events: list[str], shown_id: str) -> dict[int, list[str]]:
         plain = re.sub(
             r'"tool_calls":\[{"index":0,"id":"[^"]+"', '"tool_calls":[{"index":0,"id":"call"', plain
         )
-        told.setdefault(int(index[1]) if index else -1, []).append(plain)
-    return told
+        reported.setdefault(int(index[1]) if index else -1, []).append(plain)
+    return reported
 
 
 def by_index(chunks: list[Any]) -> dict[int, list[str]]:
     """As above."""
-    told: dict[int, list[str]] = {}
+    reported: dict[int, list[str]] = {}
     for chunk in chunks:
         chunk.request_id = ""
         chunk.client_request_id = ""
         chunk.model = ""
         chunk.chunk_index = 0
-        told.setdefault(-1 if chunk.HasField("usage") else chunk.index, []).append(str(chunk))
-    return told
+        reported.setdefault(-1 if chunk.HasField("usage") else chunk.index, []).append(str(chunk))
+    return reported
 
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {

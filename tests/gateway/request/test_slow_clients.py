@@ -104,13 +104,13 @@ def test_a_body_that_trickles_is_refused_in_its_time_however_steadily_it_comes(
             f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n\r\n{begin}".encode()
         )
         received = b""
-        heard = b" "
+        arrived = b" "
         try:
-            while heard:
+            while arrived:
                 slow.settimeout(0.05)
                 try:
-                    heard = slow.recv(65536)
-                    received += heard
+                    arrived = slow.recv(65536)
+                    received += arrived
                 except TimeoutError:
                     slow.settimeout(60)
                     slow.sendall(b"1\r\n{\r\n" if "chunked" in headers else b"{")
@@ -243,9 +243,9 @@ def test_clients_that_read_nothing_are_cut_off_and_find_the_error_once_they_read
         assert received.startswith(b"HTTP/1.1 200")
         assert b"[DONE]" not in received
         chunks = list[Any]()
-        with pytest.raises(grpc.RpcError) as told:
+        with pytest.raises(grpc.RpcError) as reported:
             chunks.extend(chunk for chunk in unread)
-        status: Any = told.value
+        status: Any = reported.value
         assert status.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert status.details() == "the client took nothing of its answer for 1 s"
         if is_resumable:

@@ -92,7 +92,7 @@ def scripted(stages: Scripted) -> Scripted:
 
 
 @pytest.mark.parametrize(
-    ("given", "heard"),
+    ("given", "received"),
     [
         (None, Speculative()),
         ("auto", Speculative(mode="auto")),
@@ -106,8 +106,8 @@ def scripted(stages: Scripted) -> Scripted:
     ],
     ids=str,
 )
-async def test_an_engine_hears_what_was_asked_over_rest(
-    scripted: Scripted, given: Any, heard: Speculative
+async def test_an_engine_receives_what_was_asked_over_rest(
+    scripted: Scripted, given: Any, received: Speculative
 ) -> None:
     for path, body in (
         ("/v1/chat/completions", chat_body(max_tokens=10)),
@@ -122,10 +122,10 @@ async def test_an_engine_hears_what_was_asked_over_rest(
             },
         ),
     ):
-        assert await scripted.asked(path, body | {"speculative": given}) == heard
+        assert await scripted.asked(path, body | {"speculative": given}) == received
 
 
-async def test_an_engine_hears_what_was_asked_over_grpc(scripted: Scripted) -> None:
+async def test_an_engine_receives_what_was_asked_over_grpc(scripted: Scripted) -> None:
     given = Speculative(mode="auto", drafter="ngram", max_tokens=5)
     sampling = Sampling(max_tokens=10, speculative=given)
     conversation = Conversation(messages=[ChatMessage(role="user", content="Hello")])
@@ -205,15 +205,15 @@ async def test_a_receipt_over_grpc_and_a_streams_say_what_was_drafted_and_nothin
     async with grpc.aio.insecure_channel(scripted.gateway.grpc) as channel:
         stub: Any = inference_pb2_grpc.InferenceStub(channel)
         request = inference_pb2.CompleteRequest(model=MODEL, text="x", return_receipt=True)
-        for work, told in ((DRAFTED, TOLD), (None, None)):
+        for work, reported in ((DRAFTED, TOLD), (None, None)):
             script.begin()
             call = stub.Complete(request, timeout=60)
             answer(script, await script.open(0), work)
-            assert json.loads((await call).receipt_json)["engine"] == told
+            assert json.loads((await call).receipt_json)["engine"] == reported
 
 
 @pytest.mark.parametrize(
-    ("work", "said"),
+    ("work", "printed"),
     [
         (DRAFTED, "10 answered, 2.5 tokens a step (6 of 9 drafted accepted)"),
         (Work(steps=11, output_tokens=10), "10 answered, 0.9 tokens a step"),
@@ -222,7 +222,7 @@ async def test_a_receipt_over_grpc_and_a_streams_say_what_was_drafted_and_nothin
     ids=["drafted", "plain", "silent"],
 )
 async def test_the_terminal_says_how_many_tokens_a_step_brought(
-    scripted: Scripted, work: Work | None, said: str, monkeypatch: pytest.MonkeyPatch
+    scripted: Scripted, work: Work | None, printed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = iter(["Tell me of a river.", "/quit"])
     monkeypatch.setattr(builtins, "input", lambda *_: next(lines))
@@ -237,13 +237,13 @@ async def test_the_terminal_says_how_many_tokens_a_step_brought(
     talking = asyncio.create_task(asyncio.to_thread(talk))
     answer(scripted.script, await scripted.script.open(0), work)
     await talking
-    assert [line for line in written.getvalue().splitlines() if line.endswith(said)], (
+    assert [line for line in written.getvalue().splitlines() if line.endswith(printed)], (
         written.getvalue()
     )
 
 
 @pytest.mark.parametrize(
-    ("engine", "said"),
+    ("engine", "printed"),
     [
         (TOLD, ["2.5 tokens a step, 6 of 9 drafted accepted"]),
         (
@@ -256,7 +256,7 @@ async def test_the_terminal_says_how_many_tokens_a_step_brought(
 )
 @pytest.mark.long
 async def test_the_page_shows_what_drafts_brought(
-    engine: dict[str, Any] | None, said: list[str], js_folder: Path
+    engine: dict[str, Any] | None, printed: list[str], js_folder: Path
 ) -> None:
     usage = {
         "prompt_tokens": 36,
@@ -267,9 +267,9 @@ async def test_the_page_shows_what_drafts_brought(
         {"usage": usage, "receipt": {"engine": engine, "decision": {"replica_id": "e0"}}}
     )
     command = ["node", str(js_folder / "facts_client.js"), event]
-    told = await asyncio.to_thread(
+    reported = await asyncio.to_thread(
         subprocess.run, command, capture_output=True, text=True, timeout=60, check=True
     )
     first = ["10 tokens", "9.0 tokens/s", "first after 200 ms"]
     last = ["16 of 36 prompt tokens cached", "served by e0"]
-    assert told.stdout.strip().split(" · ") == [*first, *said, *last]
+    assert reported.stdout.strip().split(" · ") == [*first, *printed, *last]

@@ -90,27 +90,27 @@ def test_a_stream_that_may_not_be_tried_again_ends_by_its_reason() -> None:
     assert isinstance(error_of(OutputFinish(reason=broken)), InternalError)
 
 
-def stream_to(heard: list[Any]) -> ChoiceStream:
+def stream_to(received: list[Any]) -> ChoiceStream:
     """A stream that appends its errors to `heard`."""
-    events = SimpleNamespace(broke=heard.append)
+    events = SimpleNamespace(broke=received.append)
     return ChoiceStream(
         Choice(0, 0, PreparedPrompt()), cast("Any", None), cast("Any", events), lambda _: None
     )
 
 
 def test_a_reason_that_only_later_versions_know_ends_its_stream_alone() -> None:
-    heard = list[Any]()
-    stream_to(heard).finished(OutputFinish(reason=cast("Any", 99)))
-    assert [type(each) for each in heard] == [InternalError]
+    received = list[Any]()
+    stream_to(received).finished(OutputFinish(reason=cast("Any", 99)))
+    assert [type(each) for each in received] == [InternalError]
 
 
 @pytest.mark.parametrize("has_left", [False, True])
 def test_the_end_of_an_output_processor_that_had_left_is_no_fault(has_left: bool) -> None:
-    heard = list[Any]()
-    stream = stream_to(heard)
+    received = list[Any]()
+    stream = stream_to(received)
     stream.opened(cast("Any", SimpleNamespace(leaving=has_left)), 1)
     stream.lost(Unavailable("gone"))
-    assert [(each.cause, each.is_fault) for each in heard] == [
+    assert [(each.cause, each.is_fault) for each in received] == [
         (Cause.OUTPUT_PROCESSOR_GONE, not has_left)
     ]
 

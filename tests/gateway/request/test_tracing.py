@@ -107,10 +107,10 @@ def test_every_stage_hangs_its_spans_on_the_clients_trace(
         for _, span in kept.spans
         if span.name == "POST /v1/completions" and not span.status.message
     ]
-    told = attributes_of(root)
-    assert told.pop("headwater.request_id")
-    assert re.fullmatch(r"[0-9a-f]{16}", told.pop("headwater.tenant"))
-    assert told == {
+    reported = attributes_of(root)
+    assert reported.pop("headwater.request_id")
+    assert re.fullmatch(r"[0-9a-f]{16}", reported.pop("headwater.tenant"))
+    assert reported == {
         "http.request.method": "POST",
         "http.route": "/v1/completions",
         "url.path": "/v1/completions",
@@ -125,8 +125,8 @@ def test_every_stage_hangs_its_spans_on_the_clients_trace(
         "headwater.cached_tokens": 0,
     }
     [called] = [span for _, span in kept.spans if span.name == "Inference/Complete"]
-    told = attributes_of(called)
-    assert (told["rpc.method"], told["gen_ai.request.model"]) == ("Complete", MODEL)
+    reported = attributes_of(called)
+    assert (reported["rpc.method"], reported["gen_ai.request.model"]) == ("Complete", MODEL)
     kinds = {(span.name, span.kind) for name, span in kept.spans if name == "headwater-gateway"}
     server, client, internal = Span.SPAN_KIND_SERVER, Span.SPAN_KIND_CLIENT, Span.SPAN_KIND_INTERNAL
     assert kinds >= {
@@ -174,11 +174,11 @@ def test_an_answer_that_moves_has_a_span_that_is_linked_to_the_one_before(
 
 def dispatched_to(gateway: Gateway, engines: list[Stage]) -> Stage:
     """The engine that runs the only request."""
-    told = gateway.first(
+    reported = gateway.first(
         lambda: gateway.client.get("/admin/replicas").json()["data"],
         lambda known: sum(each["num_running"] for each in known) == 1,
     )
-    [address] = [each["address"] for each in told if each["num_running"]]
+    [address] = [each["address"] for each in reported if each["num_running"]]
     return next(each for each in engines if each.address == address)
 
 

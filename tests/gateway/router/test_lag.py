@@ -56,9 +56,9 @@ class Gateway:
             self.members.on_member(self.replica, from_bus=True)
             yield self
 
-    async def hears(self, num_events: int, *, clock_offset: float) -> None:
+    async def receives(self, num_events: int, *, clock_offset: float) -> None:
         """Events of the replica, whose clock is ahead by so many seconds."""
-        before = self.num_heard
+        before = self.num_received
         for _ in range(num_events):
             batch = events_pb2.KvEventBatch(published_at=time.time() + clock_offset)
             batch.incarnation.replica_id, batch.incarnation.epoch = REPLICA
@@ -66,11 +66,11 @@ class Gateway:
                 subjects.kv_events(self.model.key, "a"), batch.SerializeToString()
             )
         async with asyncio.timeout(60):
-            while self.num_heard < before + num_events:  # noqa: ASYNC110 (a metric has no event)
+            while self.num_received < before + num_events:  # noqa: ASYNC110 (a metric has no event)
                 await asyncio.sleep(0.005)
 
     @property
-    def num_heard(self) -> float:
+    def num_received(self) -> float:
         return self.registry.get_sample_value("headwater_router_event_lag_seconds_count") or 0.0
 
     def sends(self, blocks: list[bytes]) -> None:
@@ -91,7 +91,7 @@ async def gateway(nats_url: str, served_model: ServedModel) -> AsyncIterator[Gat
 async def test_a_clock_that_is_wrong_neither_is_a_lag_nor_keeps_an_expectation(
     gateway: Gateway, clock_offset: float
 ) -> None:
-    await gateway.hears(64, clock_offset=clock_offset)
+    await gateway.receives(64, clock_offset=clock_offset)
     gateway.sends(chain("x", 4))
     expected = max(EXPECT_SECONDS, min(2 * gateway.router.event_lag, MAX_SECONDS))
     gateway.now += expected - 0.1
@@ -106,8 +106,8 @@ async def test_a_clock_that_is_wrong_neither_is_a_lag_nor_keeps_an_expectation(
 async def test_a_clock_that_is_set_back_keeps_an_expectation_for_a_bounded_time(
     gateway: Gateway,
 ) -> None:
-    await gateway.hears(8, clock_offset=0.0)
-    await gateway.hears(64, clock_offset=-50.0)
+    await gateway.receives(8, clock_offset=0.0)
+    await gateway.receives(64, clock_offset=-50.0)
     gateway.sends(chain("x", 4))
     gateway.now += MAX_SECONDS - 0.1
     assert gateway.believes(chain("x", 4))

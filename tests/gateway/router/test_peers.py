@@ -137,12 +137,12 @@ def test_a_gateway_whose_bus_comes_back_publishes_what_it_sends_from_then_on(
             unheard = one.dispatches.begin(one.choose(served_model.key, b"", 4000, 16), "unheard")
             await asyncio.sleep(0.1)
             here.find()
-            heard = one.dispatches.begin(one.choose(served_model.key, b"", 4000, 16), "heard")
+            received = one.dispatches.begin(one.choose(served_model.key, b"", 4000, 16), "heard")
             one.dispatches.started(unheard, 0)
             one.dispatches.finished(unheard)
             await asyncio.sleep(0.1)
             assert waiting(other, served_model)[0] == 1
-            one.dispatches.finished(heard)
+            one.dispatches.finished(received)
             await asyncio.sleep(0.1)
             assert waiting(other, served_model) == (0, 0)
 

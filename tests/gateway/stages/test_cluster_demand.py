@@ -98,7 +98,8 @@ def test_an_autoscaler_reads_the_demand_without_a_key(gateway: Gateway) -> None:
     idle = {"model": model["id"], "requests": 0, "requests_without_replica": 0}
     # The gateway may not have noticed yet that clients of other tests have left.
     gateway.first(
-        lambda: gateway.client.get(f"/demand/{model['id']}").json(), lambda told: told == idle
+        lambda: gateway.client.get(f"/demand/{model['id']}").json(),
+        lambda reported: reported == idle,
     )
     assert gateway.client.get("/demand/no/such-model").status_code == 404
 

@@ -67,7 +67,7 @@ async def to_no_output_processor(body: Body) -> None:
 
 async def to_a_replica_that_cannot_start(body: Body) -> None:
     there = There()
-    there.hear(problem="no memory", retry_seconds=9)
+    there.receive(problem="no memory", retry_seconds=9)
 
     async def waits(queue: ColdStartQueue, _: Body) -> None:
         await queue.replica(MODEL, tenant=Tenant(id="open"), tier=0, virtual_time=0.0)

@@ -113,12 +113,12 @@ class Gateway:
         """That it goes without these; a Redis that is only late may be so on a busy machine."""
         sure = {*missed, NATS, REDIS, EVENTS}
 
-        def is_said() -> bool:
+        def is_reported() -> bool:
             value = self._registry.get_sample_value
             reported = {what for what in sure if value("headwater_without", {"what": what})}
             return reported == set(missed) == sure & set(self._missed.now())
 
-        await eventually(is_said, SECONDS)
+        await eventually(is_reported, SECONDS)
 
 
 @pytest.mark.parametrize(

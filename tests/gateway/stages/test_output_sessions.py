@@ -25,8 +25,8 @@ class Peer(output_processor_pb2_grpc.OutputProcessorServicer):
     """The other end of sessions: keeps what it hears, says what it is told to."""
 
     def __init__(self) -> None:
-        self.heard: asyncio.Queue[GatewayFrame] = asyncio.Queue()
-        self.to_say: asyncio.Queue[OutputFrame | None] = asyncio.Queue()
+        self.received: asyncio.Queue[GatewayFrame] = asyncio.Queue()
+        self.to_send: asyncio.Queue[OutputFrame | None] = asyncio.Queue()
         self.address = ""
 
     async def served(self) -> grpc.aio.Server:
@@ -39,11 +39,11 @@ class Peer(output_processor_pb2_grpc.OutputProcessorServicer):
     async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[OutputFrame]:
         async def listen() -> None:
             async for frame in request_iterator:
-                self.heard.put_nowait(frame)
+                self.received.put_nowait(frame)
 
         listening = asyncio.create_task(listen())
         try:
-            while (frame := await self.to_say.get()) is not None:
+            while (frame := await self.to_send.get()) is not None:
                 yield frame
         finally:
             listening.cancel()
@@ -131,7 +131,7 @@ async def test_a_frame_is_sorted_to_its_streams_and_the_rest_is_dropped() -> Non
                 for each in (a, b, 999)
             ],
         )
-        peer.to_say.put_nowait(frame)
+        peer.to_send.put_nowait(frame)
         await second.ended.wait()
         assert (first.texts, first.token_ids) == (["<3>", "a"], [8])
         assert (second.texts, second.token_ids) == (["bb"], [5, 6])
@@ -144,20 +144,20 @@ async def test_a_long_prompt_goes_out_in_parts_far_below_a_frame_and_a_cancel_ov
     async with connected() as (peer, session):
         ids = session.open(opening(100_000), [Heard()])
         session.cancel(session.open(opening(100_000), [Heard()])[0], "client_gone")
-        first = await peer.heard.get()
+        first = await peer.received.get()
         assert [cancel.stream_id for cancel in first.cancels] == [2]
         parts = list(first.opens[0].add.prompt_ids)
         assert first.opens[0].add.num_prompt_tokens == 100_000
         assert first.ByteSize() < MAX_FRAME_BYTES
         while len(parts) < 100_000:
-            frame = await peer.heard.get()
+            frame = await peer.received.get()
             assert frame.ByteSize() < MAX_FRAME_BYTES
             assert [part.stream_id for part in frame.parts] == ids
             parts += frame.parts[0].prompt_ids
         assert parts == list(range(100_000))
         session.credit(ids[0], 5)
         session.credit(ids[0], 6)
-        frame = await peer.heard.get()
+        frame = await peer.received.get()
         assert not frame.opens
         assert [(credit.stream_id, credit.tokens) for credit in frame.credits] == [(ids[0], 11)]
 
@@ -172,11 +172,11 @@ async def test_parameters_that_fill_a_frame_are_refused_by_name() -> None:
 
 async def test_the_end_of_a_session_ends_every_stream_and_a_new_one_begins() -> None:
     async with connected() as (peer, session):
-        heard = Heard()
-        session.open(opening(), [heard])
-        peer.to_say.put_nowait(None)
-        await heard.ended.wait()
-        (error,) = heard.ends
+        received = Heard()
+        session.open(opening(), [received])
+        peer.to_send.put_nowait(None)
+        await received.ended.wait()
+        (error,) = received.ends
         assert isinstance(error, Unavailable)
         assert error.code == "output_processor_unavailable"
         with pytest.raises(Unavailable):
@@ -193,7 +193,7 @@ async def test_an_error_in_a_receiver_ends_one_session_and_not_those_that_follow
     async with connected() as (peer, session):
         faulty = Faulty()
         (stream_id,) = session.open(opening(), [faulty])
-        peer.to_say.put_nowait(OutputFrame(starts=[engine_pb2.Start(stream_id=stream_id)]))
+        peer.to_send.put_nowait(OutputFrame(starts=[engine_pb2.Start(stream_id=stream_id)]))
         await faulty.ended.wait()
         assert isinstance(faulty.ends[0], Unavailable)
         await session.connected.wait()
@@ -207,12 +207,12 @@ async def test_one_that_says_that_it_leaves_gets_no_more_streams_until_it_is_ano
         refused = Heard()
         (stream_id,) = session.open(opening(), [refused])
         cause = common_pb2.LOSS_CAUSE_OUTPUT_PROCESSOR_LEAVING
-        peer.to_say.put_nowait(
+        peer.to_send.put_nowait(
             OutputFrame(finishes=[OutputFinish(stream_id=stream_id, retriable=True, cause=cause)])
         )
         await refused.ended.wait()
         assert sessions.pick("engine") is not session
-        peer.to_say.put_nowait(None)
+        peer.to_send.put_nowait(None)
         while sessions.pick("engine") is not session:  # noqa: ASYNC110 (a network)
             await asyncio.sleep(0.01)
 
@@ -225,13 +225,13 @@ async def test_an_output_processor_that_is_back_while_its_streams_run_keeps_its_
     away."""
     async with peers(1) as (sessions, (peer,)):
         session = sessions.pick("engine")
-        heard = Heard()
-        (stream_id,) = session.open(opening(), [heard])
+        received = Heard()
+        (stream_id,) = session.open(opening(), [received])
         sessions.leave(peer.address)
         finish = OutputFinish(stream_id=stream_id, reason=common_pb2.FINISH_REASON_STOP)
         if is_over:
-            peer.to_say.put_nowait(OutputFrame(finishes=[finish]))
-            await heard.ended.wait()
+            peer.to_send.put_nowait(OutputFrame(finishes=[finish]))
+            await received.ended.wait()
         sessions.join(peer.address)
         assert sessions.pick("engine") is session
         assert list(sessions._tasks) == [session]
@@ -262,14 +262,14 @@ async def test_a_resumed_output_goes_out_in_parts_as_a_prompt_does() -> None:
         request = opening(3)
         request.add.output_ids[:] = range(40_000)
         ids = session.open(request, [Heard()])
-        first = await peer.heard.get()
+        first = await peer.received.get()
         parts = list[int]()
         assert (first.opens[0].add.num_output_tokens, len(first.opens[0].add.output_ids)) == (
             40_000,
             0,
         )
         while len(parts) < 40_000:
-            frame = await peer.heard.get()
+            frame = await peer.received.get()
             assert frame.ByteSize() < MAX_FRAME_BYTES
             assert [part.stream_id for part in frame.parts] == ids
             parts += frame.parts[0].output_ids
@@ -279,17 +279,17 @@ async def test_a_resumed_output_goes_out_in_parts_as_a_prompt_does() -> None:
 async def test_streams_that_are_silent_are_asked_for_and_no_others() -> None:
     async with connected() as (peer, session):
         silent = Heard()
-        heard = Heard()
+        received = Heard()
         gone = Heard()
         silent.received_at = 100.0
-        heard.received_at = 108.0
+        received.received_at = 108.0
         gone.received_at = 100.0
-        ids = session.open(opening(), [silent, heard, gone])
+        ids = session.open(opening(), [silent, received, gone])
         session.probe(since=105.0)
-        assert not (await peer.heard.get()).probed, "it would overtake the request"
+        assert not (await peer.received.get()).probed, "it would overtake the request"
         session.cancel(ids[2], "client_gone")
         session.probe(since=105.0)
-        assert list((await peer.heard.get()).probed) == ids[:1]
+        assert list((await peer.received.get()).probed) == ids[:1]
 
 
 async def test_an_output_processor_that_says_nothing_when_it_is_asked_loses_its_streams(
@@ -304,7 +304,7 @@ async def test_an_output_processor_that_says_nothing_when_it_is_asked_loses_its_
         [number] = session.open(opening(), [stream])
         await stream.ended.wait()
         assert [str(end) for end in stream.ends] == ["the output processor is gone"]
-        asked = [frame.probed for frame in drained(peer.heard) if frame.probed]
+        asked = [frame.probed for frame in drained(peer.received) if frame.probed]
         assert asked
         assert all(each == [number] for each in asked)
 
@@ -319,8 +319,8 @@ async def test_an_output_processor_that_has_nothing_to_say_but_answers_keeps_its
         session.open(opening(), [stream])
         num_asked = 0
         while num_asked * silence.PROBE_TICKS < 1.5 * silence.LOST_TICKS:
-            num_asked += bool((await peer.heard.get()).probed)
-            peer.to_say.put_nowait(OutputFrame(answered=True))
+            num_asked += bool((await peer.received.get()).probed)
+            peer.to_send.put_nowait(OutputFrame(answered=True))
         assert not stream.ends
 
 
@@ -341,7 +341,7 @@ async def test_frames_of_an_abandoned_stream_are_dropped() -> None:
         finishes = [
             OutputFinish(stream_id=each, reason=common_pb2.FINISH_REASON_STOP) for each in (a, b)
         ]
-        peer.to_say.put_nowait(
+        peer.to_send.put_nowait(
             OutputFrame(stream_ids=[a, b], token_ids=[6, 7], finishes=finishes, **columns)
         )
         await second.ended.wait()

@@ -157,7 +157,7 @@ def is_let_in(directory: TenantDirectory, authorization: str) -> bool:
     return False
 
 
-async def test_a_gateway_that_did_not_remove_the_tenant_hears_of_it_and_refuses_the_record(
+async def test_a_gateway_that_did_not_remove_the_tenant_learns_of_it_and_refuses_the_record(
     bus: Bus,
 ) -> None:
     ada, authorization = record()

@@ -52,15 +52,15 @@ def test_a_gateway_that_dies_at_the_last_event_leaves_the_record_to_others_and_i
         other = stack.enter_context(start_gateway(stages, nats))
         body = completion_body(max_tokens=40) | RESUMABLE
         with dying.client.stream("POST", "/v1/completions", json=body, headers=headers) as reply:
-            told = blocks(reply.iter_lines())
+            reported = blocks(reply.iter_lines())
         if case == "records":
             other.wait_until(lambda: len(records_of(tenant, nats_url)) == 1)
         if case == "is noticed late":
             dying.stage.process.send_signal(signal.SIGSTOP)
         else:
             dying.stage.kill()
-        for after in (len(told) - 1, 0):
-            assert resumed(other, id_of(told[0]), after, **headers) == told[after:]
+        for after in (len(reported) - 1, 0):
+            assert resumed(other, id_of(reported[0]), after, **headers) == reported[after:]
         dying.stage.kill()
         other.wait_until(lambda: (1, 40) in records_of(tenant, nats_url))
         # Both processes write their remaining records before they end.

@@ -109,8 +109,8 @@ def test_an_answer_that_is_streamed_ends_when_its_key_does(slow: Gateway, end: R
         )
         assert "error" not in json.loads(next(events))
         end(ada)
-        told = list(events)
-    assert json.loads(told[-1])["error"]["code"] == "key_revoked"
+        reported = list(events)
+    assert json.loads(reported[-1])["error"]["code"] == "key_revoked"
     slow.wait_until(lambda: slow.metric("headwater_num_streams") == 0)
 
 
@@ -261,8 +261,8 @@ def test_a_response_in_the_background_fails_when_its_key_is_revoked(
             response_id = next(events)["response"]["id"]
             assert any(event["type"] == "response.output_text.delta" for event in events)
             revoke(ada)
-            told = list(events)
-        assert told[-1]["type"] in ("response.failed", "error")
+            reported = list(events)
+        assert reported[-1]["type"] in ("response.failed", "error")
     else:
         response_id = ada.post("/v1/responses", asked).json()["id"]
         slow.wait_until(
@@ -296,8 +296,8 @@ def test_who_reads_the_stream_of_a_background_response_is_let_go_with_the_tenant
         lines = reply.iter_lines()
         next(lines)
         remove(ada)
-        told = [line for line in lines if line.startswith("data: ")]
-    assert "key_revoked" in told[-1]
+        reported = [line for line in lines if line.startswith("data: ")]
+    assert "key_revoked" in reported[-1]
 
 
 # What a gateway knows of keys.
@@ -364,18 +364,18 @@ async def test_the_end_of_a_key_is_published_when_it_expires(nats_url: str) -> N
         book = TenantStore(bus)
         async with TenantDirectory(book, NOBODY).running(bus) as directory:
             ada = await about_to_expire(book, directory)
-            told = asyncio.Event()
+            reported = asyncio.Event()
 
             def look() -> None:
                 try:
                     directory.check(ada)
                 except KeyRevoked:
-                    told.set()
+                    reported.set()
 
             directory.on_change(look)
             look()
             async with asyncio.timeout(60):
-                await told.wait()
+                await reported.wait()
 
 
 def test_a_key_that_left_the_key_file_is_revoked_though_its_tenant_is_there(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from headwater.proto.common_pb2 import AnswerFormat, CustomInput, Tool
 from headwater.services.answers.argument_types import tool_types, types_of, value_as_json
 from headwater.services.answers.marked_formats import MARKED_FORMATS
 from headwater.services.answers.parser import AnswerParser
-from tests.services.answers.heard import Heard, cut, heard_of
+from tests.services.answers.received_answer import ReceivedAnswer, cut, receive
 from tests.services.answers.written_calls import BARE, WRITERS
 
 TYPES: dict[str, Any] = {
@@ -74,9 +74,9 @@ def test_calls_come_out_as_they_went_in(
 ) -> None:
     text = before + WRITERS[name](asked)
     for pieces in (cut(text, places), list(text), [text]):
-        heard = heard_of(form_of(name), pieces)
-        assert heard.calls == asked
-        assert heard.content == before.strip()
+        received = receive(form_of(name), pieces)
+        assert received.calls == asked
+        assert received.content == before.strip()
 
 
 @pytest.mark.parametrize("name", MARKED_FORMATS)
@@ -90,22 +90,22 @@ def test_what_is_read_of_any_text_does_not_depend_on_its_pieces(
     text = "".join(data.draw(st.lists(pieces_of | st.text(max_size=3), max_size=14)))
     form = form_of(name)
     reader, by_character = AnswerParser(form), AnswerParser(form)
-    heard, expected = Heard(), Heard()
+    received, expected = ReceivedAnswer(), ReceivedAnswer()
     for piece in cut(text, places):
-        heard.take(reader.push(piece))
+        received.take(reader.push(piece))
         for char in piece:
             expected.take(by_character.push(char))
-        assert heard == expected
-    heard.take(reader.flush())
+        assert received == expected
+    received.take(reader.flush())
     expected.take(by_character.flush())
-    assert heard == expected
+    assert received == expected
 
 
 @pytest.mark.parametrize("name", MARKED_FORMATS)
 def test_a_string_is_streamed_while_it_is_written(name: str) -> None:
     text = WRITERS[name]([("weather", {"text": "Ulm and Bonn"})])
-    heard = heard_of(form_of(name), [text[: text.index(" and")]])
-    assert heard.arguments == ['{"text": "Ulm']
+    received = receive(form_of(name), [text[: text.index(" and")]])
+    assert received.arguments == ['{"text": "Ulm']
 
 
 @pytest.mark.parametrize("name", MARKED_FORMATS)
@@ -113,9 +113,9 @@ def test_one_call_ends_the_answer_and_a_cut_one_is_open(name: str) -> None:
     call = ("weather", {"count": 1})
     text = WRITERS[name]([call, call])
     reader = AnswerParser(form_of(name, single_call=True))
-    heard = Heard()
-    heard.take(reader.push(text))
-    assert (reader.is_over, heard.calls) == (True, [call])
+    received = ReceivedAnswer()
+    received.take(reader.push(text))
+    assert (reader.is_over, received.calls) == (True, [call])
     cut_off = AnswerParser(form_of(name))
     cut_off.push(text[: text.index("count") + 2])
     assert cut_off.is_call_open
@@ -125,8 +125,8 @@ def test_one_call_ends_the_answer_and_a_cut_one_is_open(name: str) -> None:
 def test_marks_without_a_call_are_content(name: str) -> None:
     for text in (f"See {MARKED_FORMATS[name].opening} here.", MARKED_FORMATS[name].opening[:-1]):
         for pieces in ([text], list(text)):
-            heard = heard_of(form_of(name), pieces)
-            assert (heard.content, heard.names) == (text, [])
+            received = receive(form_of(name), pieces)
+            assert (received.content, received.names) == (text, [])
 
 
 @pytest.mark.parametrize("name", sorted(BARE))
@@ -136,8 +136,8 @@ def test_the_text_of_a_custom_tool_stands_without_quotes(name: str) -> None:
         tool_parser=name, tool_names=["code"], custom_names=["code"], tool_types=[tool_types(tool)]
     )
     text = 'print("5")\n'
-    heard = heard_of(form, list(WRITERS[name]([("code", {"input": text})])))
-    assert heard.arguments == [text]
+    received = receive(form, list(WRITERS[name]([("code", {"input": text})])))
+    assert received.arguments == [text]
 
 
 @pytest.mark.parametrize(

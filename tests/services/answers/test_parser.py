@@ -20,7 +20,7 @@ from headwater.services.answers.parser import (
     call_id,
     markers_of,
 )
-from tests.services.answers.heard import Heard, cut, heard_of
+from tests.services.answers.received_answer import ReceivedAnswer, cut, receive
 from tests.services.answers.written_calls import WRITERS
 
 NAMES = ["weather", "time", "get_user", "2fa-code"]
@@ -138,8 +138,8 @@ def test_calls_and_content_are_the_same_however_the_text_is_cut(
 ) -> None:
     answer_format = AnswerFormat(tool_parser=parser, tool_names=NAMES)
     for pieces in (cut(text, places), list(text), [text]):
-        heard = heard_of(answer_format, pieces)
-        assert (heard.content, heard.calls) == (content, calls)
+        received = receive(answer_format, pieces)
+        assert (received.content, received.calls) == (content, calls)
 
 
 @pytest.mark.parametrize("parser", FORMATS)
@@ -158,16 +158,16 @@ def test_output_after_some_text_depends_on_that_text_alone(
     pieces = cut(text, places)
     by_character = AnswerParser(answer_format)
     parser_ = AnswerParser(answer_format)
-    heard = Heard()
-    expected = Heard()
+    received = ReceivedAnswer()
+    expected = ReceivedAnswer()
     for piece in pieces:
-        heard.take(parser_.push(piece))
+        received.take(parser_.push(piece))
         for char in piece:
             expected.take(by_character.push(char))
-        assert heard == expected
-    heard.take(parser_.flush())
+        assert received == expected
+    received.take(parser_.flush())
     expected.take(by_character.flush())
-    assert heard == expected
+    assert received == expected
 
 
 @pytest.mark.parametrize("parser", FORMATS)
@@ -180,8 +180,8 @@ def test_marks_in_any_order_are_read_alike_however_they_are_cut(
     texts = ["call:time", "final", "analysis", " to=functions.time", '{"name": "time"}', *"{}[]:,<"]
     pieces = st.sampled_from([*markers_of(form), *texts]) | st.text(max_size=3)
     text = "".join(data.draw(st.lists(pieces, max_size=14)))
-    heard = heard_of(form, cut(text, places))
-    assert heard == heard_of(form, list(text))
+    received = receive(form, cut(text, places))
+    assert received == receive(form, list(text))
 
 
 arguments_of = st.dictionaries(
@@ -206,9 +206,9 @@ def test_random_bytes_between_marks_break_no_parser(
     form = AnswerFormat(tool_parser=parser, tool_names=NAMES, reasoning_parser="think")
     marks = st.sampled_from(["", WRITERS[parser]([("weather", {})]), *markers_of(form), *NAMES])
     text = "".join(data.draw(marks) + each.decode(errors="replace") for each in noise)
-    heard = heard_of(form, [text])
-    assert heard == heard_of(form, list(text))
-    assert all(heard.names)
+    received = receive(form, [text])
+    assert received == receive(form, list(text))
+    assert all(received.names)
 
 
 @pytest.mark.parametrize("parser", FORMATS)
@@ -217,22 +217,22 @@ def test_random_bytes_between_marks_break_no_parser(
 def test_streamed_arguments_are_the_json_that_the_model_meant(
     parser: str, arguments: dict[str, Any], places: list[int]
 ) -> None:
-    heard = heard_of(
+    received = receive(
         AnswerFormat(tool_parser=parser, tool_names=NAMES),
         cut(WRITERS[parser]([("weather", arguments)] * 2), places),
     )
-    assert heard.calls == [("weather", arguments)] * 2
-    assert heard.content == ""
+    assert received.calls == [("weather", arguments)] * 2
+    assert received.content == ""
 
 
 @pytest.mark.parametrize("parser", FORMATS)
 def test_arguments_come_while_they_are_written(parser: str) -> None:
     written = WRITERS[parser]([("weather", {"city": "Ulm", "days": 3})])
     reader = AnswerParser(AnswerFormat(tool_parser=parser, tool_names=NAMES))
-    heard = Heard()
-    heard.take(reader.push(written[: written.index("days")]))
-    assert heard.names == ["weather"]
-    assert heard.arguments[0].startswith('{"city": "Ulm"')
+    received = ReceivedAnswer()
+    received.take(reader.push(written[: written.index("days")]))
+    assert received.names == ["weather"]
+    assert received.arguments[0].startswith('{"city": "Ulm"')
 
 
 @pytest.mark.parametrize(
@@ -263,29 +263,29 @@ def test_arguments_come_while_they_are_written(parser: str) -> None:
 def test_text_that_no_message_can_carry_breaks_no_parser(
     parser: str, text: str, name: str, arguments: str
 ) -> None:
-    heard = heard_of(AnswerFormat(tool_parser=parser, tool_names=NAMES), [text])
-    assert (heard.names, heard.arguments) == ([name], [arguments])
-    assert f"{heard.names}{heard.arguments}".encode()
+    received = receive(AnswerFormat(tool_parser=parser, tool_names=NAMES), [text])
+    assert (received.names, received.arguments) == ([name], [arguments])
+    assert f"{received.names}{received.arguments}".encode()
 
 
 @pytest.mark.parametrize("begun", ["[time(", "[time(zone='UTC',"])
 def test_white_space_in_a_pythonic_call_takes_linear_time(begun: str) -> None:
     before = time.thread_time()
-    heard = heard_of(
+    received = receive(
         AnswerFormat(tool_parser="pythonic", tool_names=NAMES), [begun, " " * 50_000, ")]"]
     )
     assert time.thread_time() - before < 2
-    assert heard.names == ["time"]
+    assert received.names == ["time"]
 
 
 @pytest.mark.parametrize("parser", FORMATS)
 def test_a_single_call_ends_the_answer(parser: str) -> None:
     reader = AnswerParser(AnswerFormat(tool_parser=parser, tool_names=NAMES, single_call=True))
-    heard = Heard()
-    heard.take(reader.push(WRITERS[parser]([("weather", {"city": "Ulm"})] * 2) + " more"))
+    received = ReceivedAnswer()
+    received.take(reader.push(WRITERS[parser]([("weather", {"city": "Ulm"})] * 2) + " more"))
     assert reader.is_over
-    heard.take(reader.flush())
-    assert (heard.calls, heard.content) == ([("weather", {"city": "Ulm"})], "")
+    received.take(reader.flush())
+    assert (received.calls, received.content) == ([("weather", {"city": "Ulm"})], "")
 
 
 THOUGHTS: list[tuple[str, bool, str, str, str]] = [
@@ -335,20 +335,20 @@ def test_thoughts_and_answer_are_the_same_however_the_text_is_cut(
 ) -> None:
     answer_format = AnswerFormat(reasoning_parser=parser, starts_in_reasoning=starts_inside)
     for pieces in (cut(text, places), list(text), [text]):
-        heard = heard_of(answer_format, pieces)
-        assert (heard.reasoning, heard.content) == (reasoning, content)
+        received = receive(answer_format, pieces)
+        assert (received.reasoning, received.content) == (reasoning, content)
     answer_format.omit_reasoning = True
-    assert heard_of(answer_format, [text]).reasoning == ""
+    assert receive(answer_format, [text]).reasoning == ""
 
 
 def test_calls_are_looked_for_behind_the_thoughts_only() -> None:
     call = '<tool_call>{"name": "time"}</tool_call>'
     answer_format = AnswerFormat(tool_parser="hermes", tool_names=NAMES, reasoning_parser="think")
-    heard = heard_of(
+    received = receive(
         answer_format, [f"<think>I could say {call}.</think>", f"\nOne moment. {call}"]
     )
-    assert heard.reasoning == f"I could say {call}."
-    assert (heard.content, heard.calls) == ("One moment.", [("time", {})])
+    assert received.reasoning == f"I could say {call}."
+    assert (received.content, received.calls) == ("One moment.", [("time", {})])
 
 
 def test_the_id_of_a_call_is_the_same_on_every_attempt_and_fits_its_family() -> None:
@@ -371,10 +371,10 @@ HARMONY = (
 def test_thoughts_may_stand_between_messages_of_one_answer(places: list[int]) -> None:
     form = AnswerFormat(tool_parser="gpt_oss", reasoning_parser="gpt_oss", tool_names=NAMES)
     for pieces in (cut(HARMONY, places), [HARMONY]):
-        heard = heard_of(form, pieces)
-        assert (heard.reasoning, heard.content) == ("Hm.\nSo.", "I look.\nLate.")
+        received = receive(form, pieces)
+        assert (received.reasoning, received.content) == ("Hm.\nSo.", "I look.\nLate.")
     form.omit_reasoning = True
-    assert heard_of(form, [HARMONY]).reasoning == ""
+    assert receive(form, [HARMONY]).reasoning == ""
     parser = AnswerParser(form)
     parser.push(HARMONY[: HARMONY.index("Hm.")])
     assert parser.is_reasoning
@@ -384,15 +384,15 @@ def test_thoughts_may_stand_between_messages_of_one_answer(places: list[int]) ->
 
 def test_without_tools_a_message_to_a_function_is_no_call() -> None:
     text = "<|channel|>commentary to=functions.time json<|message|>{}"
-    heard = heard_of(AnswerFormat(tool_parser="gpt_oss"), [text])
-    assert (heard.names, heard.content) == ([], "{}")
+    received = receive(AnswerFormat(tool_parser="gpt_oss"), [text])
+    assert (received.names, received.content) == ([], "{}")
 
 
 def test_text_between_messages_is_part_of_none_however_it_is_cut() -> None:
     form = AnswerFormat(tool_parser="gpt_oss", tool_names=NAMES)
     for text in ("<|end|><|end|><|message|>a", "<|channel|>final<|message|>a<|end|>b<|message|>c"):
-        assert heard_of(form, [text]) == heard_of(form, list(text))
-        assert "<|message|>" not in heard_of(form, list(text)).content
+        assert receive(form, [text]) == receive(form, list(text))
+        assert "<|message|>" not in receive(form, list(text)).content
 
 
 @pytest.mark.parametrize("parser", FORMATS)
@@ -407,8 +407,8 @@ def test_a_custom_tools_call_has_the_text_however_it_was_written_and_cut(
     written = WRITERS[parser]([("time", {"input": text})])
     answer_format = AnswerFormat(tool_parser=parser, tool_names=NAMES, custom_names=["time"])
     for pieces in (cut(written, places), list(written), [written]):
-        heard = heard_of(answer_format, pieces)
-        assert (heard.names, heard.arguments, heard.content) == (["time"], [text], "")
+        received = receive(answer_format, pieces)
+        assert (received.names, received.arguments, received.content) == (["time"], [text], "")
 
 
 @pytest.mark.parametrize(
@@ -433,5 +433,5 @@ def test_what_a_model_writes_otherwise_is_the_text_of_a_custom_tool(
     end = "}</tool_call>" if arguments[-1] in '}"' else ""
     call = f'<tool_call>{{"name": "time", "arguments": {arguments}{end}'
     for pieces in (list(call), [call]):
-        heard = heard_of(answer_format, pieces)
-        assert (heard.names, heard.arguments) == (["time"], [text])
+        received = receive(answer_format, pieces)
+        assert (received.names, received.arguments) == (["time"], [text])

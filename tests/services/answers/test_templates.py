@@ -18,7 +18,7 @@ from headwater.proto.processor_pb2 import Conversation
 from headwater.services.answers.format import answer_format, reasoning_format_of
 from headwater.services.answers.tool_formats import format_of_template
 from headwater.services.text.chat_template import ChatTemplate
-from tests.services.answers.heard import cut, heard_of
+from tests.services.answers.received_answer import cut, receive
 
 FOLDER = Path(__file__).parent / "templates"
 TYPES = {
@@ -241,7 +241,7 @@ def test_a_conversation_that_its_template_writes_is_read_back(
     for num_calls in range(1, oracle.most_calls + 1):
         text = rendered_answer(oracle, num_calls)
         for pieces in (cut(text, places), [text], list(text)):
-            heard = heard_of(form_of(oracle), pieces)
-            assert heard.calls == CALLS[:num_calls]
-            assert heard.content.strip() == (CONTENT if oracle.has_content else "")
-            assert heard.reasoning == (THOUGHTS if oracle.thoughts_key else "")
+            received = receive(form_of(oracle), pieces)
+            assert received.calls == CALLS[:num_calls]
+            assert received.content.strip() == (CONTENT if oracle.has_content else "")
+            assert received.reasoning == (THOUGHTS if oracle.thoughts_key else "")

@@ -62,15 +62,15 @@ async def test_the_servers_admit_those_with_the_files_alone(
         )
         valkey = await start_valkey(free_dir, acl=folder / "redis/users.acl", **kept)
         for role in Role:
-            told = read_by_a_stage(folder, role)
-            assert read_cluster_key(told["HEADWATER_CLUSTER_TOKEN"], "") is not None
-            assert told["HEADWATER_NATS_URL"].endswith("@nats:4222")
-            here = told["HEADWATER_NATS_URL"].replace(
+            reported = read_by_a_stage(folder, role)
+            assert read_cluster_key(reported["HEADWATER_CLUSTER_TOKEN"], "") is not None
+            assert reported["HEADWATER_NATS_URL"].endswith("@nats:4222")
+            here = reported["HEADWATER_NATS_URL"].replace(
                 "nats:4222", nats_.url.removeprefix("nats://")
             )
             async with Bus.open(here, wait_seconds=60) as bus:
                 assert bus.connected
-            store_url = told["HEADWATER_REDIS_URL"].replace(
+            store_url = reported["HEADWATER_REDIS_URL"].replace(
                 "redis:6379", valkey.url.removeprefix("redis://")
             )
             assert bool(store_url) is (role in VALKEY_RIGHTS)
@@ -100,5 +100,5 @@ def test_what_is_there_is_kept_and_passwords_are_renewed_without_the_token(tmp_p
     }
     (tmp_path / "cluster.token").write_text(f"{'n' * 64}\n{first['cluster.token']}")
     access(tmp_path)
-    told = read_by_a_stage(tmp_path, Role.ENGINE)
-    assert told["HEADWATER_CLUSTER_TOKEN"].split() == ["n" * 64, first["cluster.token"].strip()]
+    reported = read_by_a_stage(tmp_path, Role.ENGINE)
+    assert reported["HEADWATER_CLUSTER_TOKEN"].split() == ["n" * 64, first["cluster.token"].strip()]

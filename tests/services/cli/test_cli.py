@@ -233,7 +233,7 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
         ),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_line(
+def test_what_cannot_be_done_is_reported_in_one_line(
     args: tuple[str, ...],
     sentence: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -245,8 +245,8 @@ def test_what_cannot_be_done_is_said_in_one_line(
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 1
-    (said,) = capsys.readouterr().err.strip().splitlines()
-    assert sentence in said
+    (message,) = capsys.readouterr().err.strip().splitlines()
+    assert sentence in message
 
 
 def test_what_a_stage_would_refuse_is_refused_before_the_model_is_fetched(
@@ -375,10 +375,10 @@ def test_a_program_that_cannot_go_on_says_it_in_one_line_and_ends_with_status_1(
         "up", "--state-dir", "/dev/null/folder", HEADWATER_STATE_DIR="", HEADWATER_NATS_URL=""
     )
     assert done.returncode == 1
-    (said,) = done.stderr.strip().splitlines()
+    (message,) = done.stderr.strip().splitlines()
     assert (
         "--state-dir is '/dev/null/folder'; allowed: a folder that this user can make and write "
-        "to (Not a dir" in said
+        "to (Not a dir" in message
     )
 
 
@@ -410,8 +410,8 @@ def test_up_refuses_a_revision_of_a_model_that_is_not_on_the_hub(tmp_path: Path)
         str(tmp_path / "cache"),
     )
     assert done.returncode == 1
-    (said,) = done.stderr.strip().splitlines()
-    assert "--revision is 'main'; allowed: none, or a model on the Hugging Face Hub" in said
+    (message,) = done.stderr.strip().splitlines()
+    assert "--revision is 'main'; allowed: none, or a model on the Hugging Face Hub" in message
     assert not (tmp_path / "cache").exists()
 
 
@@ -466,9 +466,9 @@ def test_a_bug_in_the_background_of_up_shows_its_trace(
     monkeypatch.setattr(sys, "argv", ["headwater", "up"])
     with pytest.raises(SystemExit):
         cli.main()
-    said = capsys.readouterr()
-    assert "ValueError: lost" in said.err
-    assert "for stages" not in said.err + said.out
+    message = capsys.readouterr()
+    assert "ValueError: lost" in message.err
+    assert "for stages" not in message.err + message.out
 
 
 def test_an_occupied_port_is_named_with_the_flag_that_changes_it(tmp_path: Path) -> None:
@@ -489,8 +489,8 @@ def test_an_occupied_port_is_named_with_the_flag_that_changes_it(tmp_path: Path)
 
 
 def test_the_version_is_printed_without_a_command() -> None:
-    told = headwater("--version")
-    assert (told.returncode, told.stdout, told.stderr) == (
+    reported = headwater("--version")
+    assert (reported.returncode, reported.stdout, reported.stderr) == (
         0,
         f"headwater {version('headwater')}\n",
         "",

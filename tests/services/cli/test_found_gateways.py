@@ -78,7 +78,7 @@ def test_an_untrusted_certificate_is_not_reported_as_a_gateway_that_is_away(
 def test_an_address_with_the_wrong_scheme_is_answered_with_the_right_one(
     own_certificate: ssl.SSLContext, tmp_path: Path
 ) -> None:
-    def told(url: str) -> tuple[str, str]:
+    def reported(url: str) -> tuple[str, str]:
         with httpx.Client(base_url=url) as client:
             with pytest.raises(AdminError) as of_admin:
                 list_models(url, tmp_path)
@@ -87,10 +87,10 @@ def test_an_address_with_the_wrong_scheme_is_answered_with_the_right_one(
         return str(of_admin.value), str(of_chat.value)
 
     with proxy(own_certificate) as url:
-        for sentence in told(url.replace("https://", "http://")):
+        for sentence in reported(url.replace("https://", "http://")):
             assert "give --base-url with https:// where the gateway has a certificate" in sentence
     with proxy() as url:
-        for sentence in told(url.replace("http://", "https://")):
+        for sentence in reported(url.replace("http://", "https://")):
             assert "give --base-url with http:// where the gateway has no certificate" in sentence
 
 

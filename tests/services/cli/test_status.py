@@ -68,8 +68,8 @@ async def test_every_process_with_a_heartbeat_is_in_the_table(
     assert model.strip() == served_model.name
     assert row.split()[-9:-3] == ["3", "1", "40/100", "75%", "–", "serving"]
     assert row.endswith("(16.40 GB held)")
-    (told,) = as_json(members)
-    assert (told["kind"], told["load"]["num_running"]) == ("engine", 3)
+    (reported,) = as_json(members)
+    assert (reported["kind"], reported["load"]["num_running"]) == ("engine", 3)
 
 
 async def test_a_folder_of_a_cluster_that_has_ended_does_not_hide_another_one(
@@ -84,8 +84,8 @@ async def test_a_folder_of_a_cluster_that_has_ended_does_not_hide_another_one(
         names: list[str] = []
         async with asyncio.timeout(60):
             while stage.replica_id not in names:
-                told = await asyncio.to_thread(headwater, *asked, "--json", **{TOKEN: ""})
-                names = [member["replica_id"] for member in json.loads(told.stdout or "[]")]
+                reported = await asyncio.to_thread(headwater, *asked, "--json", **{TOKEN: ""})
+                names = [member["replica_id"] for member in json.loads(reported.stdout or "[]")]
         unheard = await asyncio.to_thread(
             headwater, *asked, **{TOKEN: "another-token-of-another-cluster"}
         )
@@ -201,7 +201,7 @@ def test_adapters_of_engines_are_a_line_and_their_hashes_are_json(
 
 
 def test_one_version_is_a_line_and_mixed_ones_are_listed_by_name() -> None:
-    def said(*versions: str) -> list[str]:
+    def sent(*versions: str) -> list[str]:
         members = [
             Member(kind=Kind.GATEWAY, replica_id=f"g{i}", epoch=1, address="a:1", version=each)
             for i, each in enumerate(versions)
@@ -211,6 +211,6 @@ def test_one_version_is_a_line_and_mixed_ones_are_listed_by_name() -> None:
             console.print(as_table(members))
         return [line for line in captured.get().splitlines() if line.startswith("version")]
 
-    assert said("0.2.0+abc", "0.2.0+abc") == ["version 0.2.0+abc"]
-    assert said("0.2.0", "", "0.2.0") == ["version 0.2.0: g0, g2", "version unknown: g1"]
-    assert said("", "") == []
+    assert sent("0.2.0+abc", "0.2.0+abc") == ["version 0.2.0+abc"]
+    assert sent("0.2.0", "", "0.2.0") == ["version 0.2.0: g0, g2", "version unknown: g1"]
+    assert sent("", "") == []

@@ -48,7 +48,7 @@ async def test_an_engine_answers_the_same_with_a_draft_model(folder: Path) -> No
     """A model as large as the served one never pays, so it is asked for one token in so many
     steps."""
     max_tokens = 3 * PROBE_STEPS
-    told = []
+    reported = []
     sampling = Sampling(
         temperature=0.0, max_tokens=max_tokens, speculative=Speculative(drafter=DRAFT_MODEL)
     )
@@ -57,10 +57,10 @@ async def test_an_engine_answers_the_same_with_a_draft_model(folder: Path) -> No
             async with client_of(engine) as client:
                 await client.send(add(1, list(range(20, 50)), max_tokens, sampling=sampling))
                 await client.read_until_finished(1)
-            told.append(client.tokens[1])
+            reported.append(client.tokens[1])
             figures = await metrics(engine)
-    assert told[0] == told[1]
-    assert len(told[0]) > PROBE_STEPS
+    assert reported[0] == reported[1]
+    assert len(reported[0]) > PROBE_STEPS
     assert figures[ACCEPTED] == figures[DRAFTED] > 0
 
 
@@ -84,11 +84,12 @@ def test_a_model_of_other_tokens_is_refused_before_it_is_loaded(
     (draft / "tokenizer.json").write_text(json.dumps(tokenizer))
     engine = EngineProcess(f"--model-folder={folder}", *SMALL, f"--draft-model={draft}")
     assert engine.wait() != 0
-    said = engine.close()
+    message = engine.close()
     assert (
-        f"--draft-model is '{draft}'; allowed: a model of the tokens of chatting; its token" in said
+        f"--draft-model is '{draft}'; allowed: a model of the tokens of chatting; its token"
+        in message
     )
-    assert "'<|go|>', there '<|im_start|>'" in said
+    assert "'<|go|>', there '<|im_start|>'" in message
 
 
 @pytest.mark.parametrize(

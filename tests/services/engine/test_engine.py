@@ -348,7 +348,7 @@ async def test_logprobs_speak_of_their_own_tokens(engine: EngineProcess) -> None
     assert scored == client.tokens[2]
 
 
-async def test_a_client_that_says_no_more_hears_its_streams_to_the_end(
+async def test_a_client_that_sends_no_more_receives_its_streams_to_the_end(
     engine: EngineProcess,
 ) -> None:
     async with client_of(engine) as client:

@@ -45,17 +45,17 @@ async def test_a_stream_whose_grammar_breaks_the_compiler_ends_and_says_why(
         raise LookupError("a bug")
 
     monkeypatch.setattr(GrammarCompiler, "_compile", broken)
-    said: asyncio.Queue[StepOutput] = asyncio.Queue()
+    written: asyncio.Queue[StepOutput] = asyncio.Queue()
     sent: list[Command] = []
     writer = MaskWriter(np.zeros((1, 1, 1), np.int32), sent.append, lambda _: None)
     compiler = GrammarCompiler(None)
-    queue = GrammarQueue(compiler, writer, send=sent.append, deliver=said.put_nowait)
+    queue = GrammarQueue(compiler, writer, send=sent.append, deliver=written.put_nowait)
     request = NewRequest(
         key=1, prompt_ids=[1], output_ids=[], sampling=SamplingParams(), has_grammar=True
     )
     queue.enter(request, b"a grammar")
     async with asyncio.timeout(60):
-        finishes = (await said.get()).finishes
+        finishes = (await written.get()).finishes
     error = "the grammar cannot be compiled: LookupError('a bug')"
     assert finishes == [
         Finished(key=1, reason=FinishReason.ERROR, num_output_tokens=0, error=error)

@@ -46,7 +46,7 @@ async def test_a_family_grows_only_while_there_is_no_other_one(
 async def test_answers_do_not_depend_on_how_many_threads_follow_them(
     demo_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[list[list[int]]] = []
+    reported: list[list[list[int]]] = []
     for num_threads in (1, 3):
         for module in (grammars, masks):
             monkeypatch.setattr(module, "num_mask_threads", lambda count=num_threads: count)
@@ -56,5 +56,5 @@ async def test_answers_do_not_depend_on_how_many_threads_follow_them(
         ]
         with contextlib.closing(GrammarCompiler(demo_folder)) as compiler:
             each, _ = await answers(compiler, config(), asks)
-        told.append([one.token_ids for one in each])
-    assert told[0] == told[1]
+        reported.append([one.token_ids for one in each])
+    assert reported[0] == reported[1]

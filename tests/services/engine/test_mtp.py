@@ -62,7 +62,7 @@ async def test_auto_drafts_by_the_layer_and_answers_are_those_of_an_engine_that_
         structured_output=StructuredOutput(regex="[a-d]{20}"),
         speculative=Speculative(drafter=MTP),
     )
-    told = []
+    reported = []
     drafted = []
     for flags in (("--speculation=off",), ()):
         with engine_process(f"--model-folder={folder}", *SMALL, *flags) as engine:
@@ -71,10 +71,10 @@ async def test_auto_drafts_by_the_layer_and_answers_are_those_of_an_engine_that_
                 await client.send(add(2, list(range(20, 30)), 20, sampling=grammar))
                 for stream in (1, 2):
                     await client.read_until_finished(stream)
-            told.append((client.tokens[1], client.tokens[2]))
+            reported.append((client.tokens[1], client.tokens[2]))
             drafted.append((await metrics(engine))[DRAFTED])
-    assert told[0] == told[1]
-    assert len(told[0][0]) == max_tokens
+    assert reported[0] == reported[1]
+    assert len(reported[0][0]) == max_tokens
     assert drafted[0] == 0 < drafted[1]
 
 

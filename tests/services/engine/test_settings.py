@@ -172,5 +172,5 @@ def test_drafters_are_flags_that_repeat_or_a_list_in_the_environment() -> None:
         "HEADWATER_DRAFTERS": "suffix,ngram",
         "HEADWATER_MAX_DRAFT_TOKENS": "4",
     }
-    told = read_settings(EngineSettings, [], env=env)
-    assert (told.drafters, told.max_draft_tokens) == (("suffix", "ngram"), 4)
+    reported = read_settings(EngineSettings, [], env=env)
+    assert (reported.drafters, reported.max_draft_tokens) == (("suffix", "ngram"), 4)

@@ -185,10 +185,10 @@ async def test_a_grammar_whose_limits_are_used_up_is_compiled_again(
         matcher.consume_token(int(random.choice(allowed)))
     reasons = []
     for _ in range(2):
-        (told,), _ = await answers(
+        (reported,), _ = await answers(
             compiler, config(), [Ask(GROWING, [300] * 5, sampling(seed=1, max_tokens=10))]
         )
-        assert told.finished is not None
-        reasons.append(told.finished.reason)
+        assert reported.finished is not None
+        reasons.append(reported.finished.reason)
     # The answer that finds them used up fails; the one behind it does not.
     assert reasons == [FinishReason.UNFOLLOWABLE, FinishReason.LENGTH]

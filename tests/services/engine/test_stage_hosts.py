@@ -78,12 +78,12 @@ def both(place: Place) -> Iterator[tuple[EngineProcess, StageProcess]]:
 async def test_an_engine_and_a_stage_that_are_started_by_their_commands_answer_as_one_process(
     place: Place,
 ) -> None:
-    told = []
+    reported = []
     with engine_process(f"--model-folder={place.folder}", *SMALL) as alone:
         async with client_of(alone) as client:
             await client.send(add(1, PROMPT, 40), add(2, PROMPT[::-1], 40))
             await client.read_until_finished(1, 2)
-            told.append((client.tokens[1], client.tokens[2]))
+            reported.append((client.tokens[1], client.tokens[2]))
     command = [sys.executable, "-m", "headwater.services.cli", "serve", "stage", *place.stage_flags]
     stage = await asyncio.create_subprocess_exec(*command, stderr=subprocess.PIPE)
     try:
@@ -91,33 +91,33 @@ async def test_an_engine_and_a_stage_that_are_started_by_their_commands_answer_a
             async with client_of(engine) as client:
                 await client.send(add(1, PROMPT, 40), add(2, PROMPT[::-1], 40))
                 await client.read_until_finished(1, 2)
-                told.append((client.tokens[1], client.tokens[2]))
+                reported.append((client.tokens[1], client.tokens[2]))
             engine.terminate()
             assert engine.wait() == 0
-            said = engine.close()
+            message = engine.close()
         stage.send_signal(signal.SIGTERM)
-        heard = (await stage.communicate())[1].decode()
+        received = (await stage.communicate())[1].decode()
         assert stage.returncode == 0
     finally:
         with contextlib.suppress(ProcessLookupError):
             stage.kill()
-    assert told[0] == told[1]
-    assert "stage 1 is computed on 127.0.0.1" in said
-    assert f"stage 1 of the engine at {place.address} is computed here" in heard
-    assert "Traceback" not in heard
+    assert reported[0] == reported[1]
+    assert "stage 1 is computed on 127.0.0.1" in message
+    assert f"stage 1 of the engine at {place.address} is computed here" in received
+    assert "Traceback" not in received
 
 
 async def test_an_engine_answers_with_a_stage_of_another_host_as_it_does_alone(
     place: Place,
 ) -> None:
-    told = []
+    reported = []
     with engine_process(f"--model-folder={place.folder}", *SMALL) as alone, both(place) as (two, _):
         for engine in (alone, two):
             async with client_of(engine) as client:
                 await client.send(add(1, PROMPT, 40), add(2, PROMPT[::-1], 40))
                 await client.read_until_finished(1, 2)
-                told.append((client.tokens[1], client.tokens[2]))
-    assert told[0] == told[1]
+                reported.append((client.tokens[1], client.tokens[2]))
+    assert reported[0] == reported[1]
 
 
 @pytest.mark.parametrize("moment", long_but(("prefill", "decode"), "decode"))
@@ -141,10 +141,10 @@ async def test_a_stage_host_that_is_killed_ends_the_engine_with_one_sentence(
         for pid in pids:
             wait_for_end(pid, 60)
         assert engine.wait() != 0
-        said = engine.close()
+        message = engine.close()
     assert re.search(
         r"rank 1 \(stage 1 on 127.0.0.1\) has closed its connection.*; all ranks of the engine end",
-        said,
+        message,
     )
 
 
@@ -241,8 +241,8 @@ def test_what_a_stage_cannot_do_is_refused_in_one_line(
     with stage_process(*place.stage_flags, changed) as stage:
         assert stage.wait() == 1
         # The first line is the version.
-        [_, said] = stage.log().strip().splitlines()
-    assert sentence in said
+        [_, message] = stage.log().strip().splitlines()
+    assert sentence in message
 
 
 @pytest.mark.long
@@ -263,10 +263,10 @@ def test_a_stage_without_the_engines_model_ends_and_the_engine_waits_for_another
             assert engine.address
             engine.terminate()
             assert engine.wait() == 0
-            said = engine.close()
+            message = engine.close()
         thread.join()
         sentence = (
             f"model_folder is {str(other)!r}, whose weights file is not that of the engine's model"
         )
         assert f"headwater stage: {sentence}" in wrong.log()
-        assert f"a connection for a pipeline stage from 127.0.0.1 refuses: {sentence}" in said
+        assert f"a connection for a pipeline stage from 127.0.0.1 refuses: {sentence}" in message

@@ -107,12 +107,12 @@ async def answers(
         if output is not None:
             for finished in output.finishes:
                 writer.forget(finished.key)
-            _hear(output, reported)
+            _receive(output, reported)
     writer.close()
     return reported, engine
 
 
-def _hear(output: StepOutput, reported: list[Told]) -> None:
+def _receive(output: StepOutput, reported: list[Told]) -> None:
     token_ids = iter(output.token_ids)
     for key, num_tokens in zip(output.keys, output.num_tokens, strict=True):
         reported[key].token_ids += islice(token_ids, num_tokens)

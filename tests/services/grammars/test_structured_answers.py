@@ -50,8 +50,8 @@ def prompt(seed: int, length: int = 24) -> list[int]:
     return [(seed * 7919 + i * 31) % 40_000 + 300 for i in range(length)]
 
 
-def text_of(told: Told, demo_model: TextModel) -> str:
-    ids = told.token_ids
+def text_of(reported: Told, demo_model: TextModel) -> str:
+    ids = reported.token_ids
     return demo_model.tokenizer.decode(ids[:-1] if ids and ids[-1] in EOS else ids)
 
 
@@ -71,10 +71,10 @@ async def check_schemas(
         for i, schema in enumerate(schemas)
         for seed in range(seeds)
     ]
-    told, _ = await answers(compiler, config(async_depth=depth), asks)
+    reported, _ = await answers(compiler, config(async_depth=depth), asks)
     wrong = []
     num_completed = 0
-    for i, each in enumerate(told):
+    for i, each in enumerate(reported):
         schema = schemas[i // seeds]
         finished = each.finished
         assert finished is not None
@@ -88,7 +88,7 @@ async def check_schemas(
                 wrong.append((schema, text, str(fault)[:200]))
     assert wrong == []
     # Others are cut off: a string without an end may be long.
-    assert num_completed > 0.9 * len(told)
+    assert num_completed > 0.9 * len(reported)
 
 
 @pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.long)])
@@ -151,10 +151,10 @@ async def test_an_answer_that_cannot_be_resumed_under_its_grammar_ends_with_an_e
         sampling(),
         demo_model.tokenizer.encode("no", add_special_tokens=False),
     )
-    [told], _ = await answers(compiler, config(), [ask])
-    assert told.finished is not None
-    assert told.finished.reason is FinishReason.UNFOLLOWABLE
-    assert told.finished.error.startswith("the grammar cannot be followed any further: ")
+    [reported], _ = await answers(compiler, config(), [ask])
+    assert reported.finished is not None
+    assert reported.finished.reason is FinishReason.UNFOLLOWABLE
+    assert reported.finished.error.startswith("the grammar cannot be followed any further: ")
 
 
 async def test_max_tokens_cut_an_answer_and_min_tokens_do_not_prolong_one_that_is_complete(

@@ -374,7 +374,7 @@ async def test_a_gateway_that_events_keep_too_busy_passes_them_over_for_a_while_
             assert index.lookup(chain(0, 10)) == {"a": 10}
 
 
-async def test_an_engine_that_comes_while_events_are_passed_over_is_followed_once_they_are_heard_again(
+async def test_an_engine_that_joins_while_events_are_ignored_is_followed_afterwards(
     nats_url: str, engine: Engine
 ) -> None:
     now = 0.0

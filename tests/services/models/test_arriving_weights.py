@@ -76,11 +76,11 @@ def test_it_begins_with_the_first_shard_and_is_the_same(checkpoint: Path, tmp_pa
         assert hub.is_stopped.is_set()
         hub.stopped.clear()
         hub.goes_on.set()
-        said, problem = pull.communicate(timeout=200)
+        printed, problem = pull.communicate(timeout=200)
         assert pull.returncode == 0, problem
         whole, _ = pulling(str(checkpoint), tmp_path / "disk", hub).communicate(timeout=200)
     found, expected = (
-        files_of(Path(json.loads(each.splitlines()[-1])["folder"])) for each in (said, whole)
+        files_of(Path(json.loads(each.splitlines()[-1])["folder"])) for each in (printed, whole)
     )
     for name in ("weights.safetensors", "config.json", "tokenizer.json"):
         assert found[name] == expected[name]

@@ -23,7 +23,7 @@ def fill(tmp_path: Path, program: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("program", "told"),
+    ("program", "reported"),
     [
         (
             "import os; print('words', flush=True); os.kill(os.getpid(), 9)",
@@ -37,9 +37,9 @@ def fill(tmp_path: Path, program: str) -> Path:
     ],
 )
 def test_a_process_that_fails_leaves_nothing_but_the_reason(
-    program: str, told: str, tmp_path: Path
+    program: str, reported: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ChildFailed, match=f"^{told}$"):
+    with pytest.raises(ChildFailed, match=f"^{reported}$"):
         fill(tmp_path, program)
     assert list((tmp_path / "home").iterdir()) == []
 

@@ -205,7 +205,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_f
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "reported"),
     [
         ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small'; allowed: a positive number"),
         ({"rms_norm_eps": -1}, "rms_norm_eps is -1; allowed: a positive number"),
@@ -264,9 +264,9 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_f
     ],
 )
 def test_a_field_that_an_engine_could_not_start_with_is_refused_at_conversion(
-    fields: dict[str, Any], told: str
+    fields: dict[str, Any], reported: str
 ) -> None:
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         registry.config_of(CONFIG | fields)
 
 
@@ -325,7 +325,7 @@ AUTO_ROUND = {
 
 
 @pytest.mark.parametrize(
-    ("quantization", "told"),
+    ("quantization", "reported"),
     [
         ([], r"quantization_config.quant_method is \[\]; allowed: gptq"),
         (
@@ -337,9 +337,9 @@ AUTO_ROUND = {
     ],
 )
 def test_a_quantization_of_another_form_is_refused_by_its_field(
-    quantization: object, told: str
+    quantization: object, reported: str
 ) -> None:
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         registry.config_of(CONFIG | {"quantization_config": quantization})
 
 

@@ -59,9 +59,9 @@ def test_a_download_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None
         hub.stopped.clear()
         hub.ranges.clear()
         second = pulling(hub, tmp_path)
-        said, _ = second.communicate(timeout=100)
+        printed, _ = second.communicate(timeout=100)
     assert second.returncode == 0
-    *lines, folder = said.splitlines()
+    *lines, folder = printed.splitlines()
     assert Path(folder).name == COMMIT
     assert (Path(folder) / "model.safetensors").read_bytes() == content
     assert [each for each in hub.ranges if each[0] == "model.safetensors"] == [
@@ -86,11 +86,11 @@ def test_a_file_is_checked_against_the_hash_that_the_hub_publishes(
         hub.damaged["model.safetensors"] = num_damaged
         hub.xet_hash = xet_hash
         pull = pulling(hub, tmp_path, large_bytes=100)
-        said, problem = pull.communicate(timeout=100)
+        printed, problem = pull.communicate(timeout=100)
     assert [name for name, _ in hub.ranges].count("model.safetensors") == num_downloads
     if num_damaged < 2:
         assert pull.returncode == 0, problem
-        assert (Path(said.splitlines()[-1]) / "model.safetensors").read_bytes() == content
+        assert (Path(printed.splitlines()[-1]) / "model.safetensors").read_bytes() == content
     else:
         assert "a file of 'owner/name' was damaged on its way, twice: " in problem
         assert not list(tmp_path.rglob("model.safetensors"))

@@ -155,5 +155,7 @@ def test_a_dry_run_of_a_file_without_a_config_is_refused(tmp_path: Path) -> None
 
 
 def test_the_sentence_of_a_model_with_states_says_what_they_take() -> None:
-    said = sentence(config_of(STATES["Qwen3.6-35B-A3B"]), "bfloat16", 16)
-    assert "20.5 kB of KV cache a token, 79.3 MB of states a sequence, up to 32,768 tokens" in said
+    message = sentence(config_of(STATES["Qwen3.6-35B-A3B"]), "bfloat16", 16)
+    assert (
+        "20.5 kB of KV cache a token, 79.3 MB of states a sequence, up to 32,768 tokens" in message
+    )

@@ -32,7 +32,7 @@ class ScriptedEngine(engine_pb2_grpc.EngineServicer):
         self.num_frames = 0
         self.address = ""
         self._outgoing: asyncio.Queue[EngineFrame] = asyncio.Queue()
-        self._heard = asyncio.Condition()
+        self._received = asyncio.Condition()
 
     async def Info(self, request: Any, context: Any) -> Member:
         return Member(
@@ -59,28 +59,28 @@ class ScriptedEngine(engine_pb2_grpc.EngineServicer):
             self.credits += frame.credits
             self.asked += frame.probed
             self.cancels.update({cancel.stream_id: cancel.reason for cancel in frame.cancels})
-            async with self._heard:
-                self._heard.notify_all()
+            async with self._received:
+                self._received.notify_all()
 
     async def die(self) -> None:
         await self._server.stop(grace=0)
 
-    async def hears(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60), self._heard:
-            await self._heard.wait_for(condition)
+    async def receives(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(60), self._received:
+            await self._received.wait_for(condition)
 
     async def add(self, number: int = 0) -> Add:
         """The request that came as that number."""
-        await self.hears(lambda: len(self.adds) > number)
+        await self.receives(lambda: len(self.adds) > number)
         return self.adds[number]
 
-    def say(self, frame: EngineFrame) -> None:
+    def send(self, frame: EngineFrame) -> None:
         self._outgoing.put_nowait(frame)
 
-    def say_tokens(self, rows: dict[int, Sequence[int]], first: int = 0, **columns: Any) -> None:
+    def send_tokens(self, rows: dict[int, Sequence[int]], first: int = 0, **columns: Any) -> None:
         """Row by row: the stream's tokens, the first of them being its output `first`."""
         token_ids = [token_id for row in rows.values() for token_id in row]
-        self.say(
+        self.send(
             EngineFrame(
                 stream_ids=rows,
                 first_index=[first] * len(rows),
@@ -90,10 +90,10 @@ class ScriptedEngine(engine_pb2_grpc.EngineServicer):
             )
         )
 
-    def say_finish(
+    def send_finish(
         self, stream_id: int, reason: FinishReason.ValueType = FINISH_REASON_LENGTH, **fields: Any
     ) -> None:
-        self.say(EngineFrame(finishes=[Finish(stream_id=stream_id, reason=reason, **fields)]))
+        self.send(EngineFrame(finishes=[Finish(stream_id=stream_id, reason=reason, **fields)]))
 
 
 @contextlib.asynccontextmanager
@@ -130,7 +130,7 @@ class ListeningGateway:
 
     def __init__(self, call: Any, engine_address: str, model: str) -> None:
         self.call = call
-        self.heard: dict[int, Heard] = {}
+        self.received: dict[int, Heard] = {}
         self.frames: list[OutputFrame] = []
         self._engine_address = engine_address
         self._model = model
@@ -182,25 +182,25 @@ class ListeningGateway:
             strict=True,
         )
         for row, (stream_id, first, count, text, offset) in enumerate(rows):
-            heard = self.heard.setdefault(stream_id, Heard(first, offset))
-            assert first == heard.first + len(heard.token_ids)
-            assert offset == heard.offset + heard.num_bytes
-            heard.token_ids += frame.token_ids[position : position + count]
-            heard.text += text
-            heard.num_bytes += parts[row].num_bytes if row in parts else len(text.encode())
+            received = self.received.setdefault(stream_id, Heard(first, offset))
+            assert first == received.first + len(received.token_ids)
+            assert offset == received.offset + received.num_bytes
+            received.token_ids += frame.token_ids[position : position + count]
+            received.text += text
+            received.num_bytes += parts[row].num_bytes if row in parts else len(text.encode())
             if row in parts:
-                heard.reasoning += parts[row].reasoning
-                heard.calls += parts[row].tool_calls
+                received.reasoning += parts[row].reasoning
+                received.calls += parts[row].tool_calls
             position += count
         assert position == len(frame.token_ids)
         for finish in frame.finishes:
-            self.heard.setdefault(finish.stream_id, Heard(0, 0)).finish = finish
+            self.received.setdefault(finish.stream_id, Heard(0, 0)).finish = finish
 
     async def finish(self, stream_id: int) -> OutputFinish:
         """Reads until the stream has ended."""
-        while (heard := self.heard.get(stream_id)) is None or heard.finish is None:
+        while (received := self.received.get(stream_id)) is None or received.finish is None:
             await self.read()
-        return heard.finish
+        return received.finish
 
 
 @contextlib.asynccontextmanager

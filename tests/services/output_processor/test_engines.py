@@ -75,8 +75,8 @@ async def test_sixty_four_streams_are_each_the_text_of_their_tokens(
     for stream_id in range(1, 65):
         finish = await gateway.finish(stream_id)
         expected = answer(prompt(stream_id), 48)
-        assert gateway.heard[stream_id].token_ids == expected
-        assert gateway.heard[stream_id].text == demo_tokenizer.decode(
+        assert gateway.received[stream_id].token_ids == expected
+        assert gateway.received[stream_id].text == demo_tokenizer.decode(
             expected, skip_special_tokens=True
         )
         assert (finish.reason, finish.num_output_tokens) == (FINISH_REASON_LENGTH, 48)
@@ -91,7 +91,7 @@ async def test_a_stop_string_ends_the_engines_work_too(
     await gateway.send(await opening(engine, 1, 1, sampling=sampling, credit=4000))
     finish = await gateway.finish(1)
     assert (finish.reason, finish.stop_string) == (FINISH_REASON_STOP, stop)
-    assert gateway.heard[1].text == text[: text.index(stop)]
+    assert gateway.received[1].text == text[: text.index(stop)]
     async with client_of(engine) as client:
         await client.idle_load()
 
@@ -107,8 +107,10 @@ async def test_a_resumed_stream_has_the_text_of_an_undisturbed_one(
     request.delivered_bytes.append(len(half.encode()))
     await gateway.send(request)
     finish = await gateway.finish(1)
-    assert gateway.heard[1].token_ids == expected[20:]
-    assert half + gateway.heard[1].text == demo_tokenizer.decode(expected, skip_special_tokens=True)
+    assert gateway.received[1].token_ids == expected[20:]
+    assert half + gateway.received[1].text == demo_tokenizer.decode(
+        expected, skip_special_tokens=True
+    )
     assert finish.num_output_tokens == 64
 
 

@@ -29,17 +29,17 @@ from tests.services.output_processor.scripted_engine import (
 async def test_tokens_become_text_and_the_plain_end_of_sequence_has_no_name(line: Line) -> None:
     [number] = await line.open(40)
     ids = line.ids("Grüße, 🙂!")
-    line.engine.say(EngineFrame(starts=[Start(stream_id=number, cached_tokens=16)]))
+    line.engine.send(EngineFrame(starts=[Start(stream_id=number, cached_tokens=16)]))
     for i, token_id in enumerate(ids):
-        line.engine.say_tokens({number: [token_id]}, first=i)
-    line.engine.say_tokens(
+        line.engine.send_tokens({number: [token_id]}, first=i)
+    line.engine.send_tokens(
         {number: [2]},
         first=len(ids),
         finishes=[Finish(stream_id=number, reason=FINISH_REASON_STOP, stop_token_id=2)],
     )
     finish = await line.gateway.finish(40)
-    heard = line.gateway.heard[40]
-    assert (heard.text, heard.token_ids) == ("Grüße, 🙂!", [*ids, 2])
+    received = line.gateway.received[40]
+    assert (received.text, received.token_ids) == ("Grüße, 🙂!", [*ids, 2])
     assert (finish.reason, finish.num_output_tokens) == (FINISH_REASON_STOP, len(ids) + 1)
     assert finish.WhichOneof("stop_reason") is None
     starts = [start for frame in line.gateway.frames for start in frame.starts]
@@ -49,18 +49,18 @@ async def test_tokens_become_text_and_the_plain_end_of_sequence_has_no_name(line
 async def test_a_stop_string_across_tokens_ends_the_stream_on_both_sides(line: Line) -> None:
     [number] = await line.open(1, sampling=Sampling(stop=["STOP now"]))
     ids = line.ids("Go on. STOP now please")
-    line.engine.say_tokens({number: ids})
-    line.engine.say_tokens({number: ids}, first=len(ids))
+    line.engine.send_tokens({number: ids})
+    line.engine.send_tokens({number: ids}, first=len(ids))
     finish = await line.gateway.finish(1)
-    heard = line.gateway.heard[1]
-    assert (heard.text, finish.reason, finish.stop_string) == (
+    received = line.gateway.received[1]
+    assert (received.text, finish.reason, finish.stop_string) == (
         "Go on. ",
         FINISH_REASON_STOP,
         "STOP now",
     )
-    assert line.tokenizer.decode(heard.token_ids) == "Go on. STOP now"
-    assert finish.num_output_tokens == len(heard.token_ids)
-    await line.engine.hears(lambda: line.engine.cancels == {number: "stop_string"})
+    assert line.tokenizer.decode(received.token_ids) == "Go on. STOP now"
+    assert finish.num_output_tokens == len(received.token_ids)
+    await line.engine.receives(lambda: line.engine.cancels == {number: "stop_string"})
 
 
 @pytest.mark.parametrize(
@@ -77,36 +77,36 @@ async def test_what_a_stop_string_leaves_of_the_text(
 ) -> None:
     [number] = await line.open(1, sampling=sampling)
     for i, token_id in enumerate(line.ids("one two three")):
-        line.engine.say_tokens({number: [token_id]}, first=i)
+        line.engine.send_tokens({number: [token_id]}, first=i)
     await line.gateway.finish(1)
-    assert line.gateway.heard[1].text == text
+    assert line.gateway.received[1].text == text
 
 
 async def test_text_that_might_have_been_a_stop_string_comes_with_the_end(line: Line) -> None:
     [number] = await line.open(1, sampling=Sampling(stop=["two three"]))
     ids = line.ids("one two")
-    line.engine.say_tokens({number: ids})
-    line.engine.say_finish(number)
+    line.engine.send_tokens({number: ids})
+    line.engine.send_finish(number)
     finish = await line.gateway.finish(1)
-    assert (line.gateway.heard[1].text, finish.reason) == ("one two", FINISH_REASON_LENGTH)
+    assert (line.gateway.received[1].text, finish.reason) == ("one two", FINISH_REASON_LENGTH)
 
 
 async def test_a_stop_token_that_was_asked_for_is_named_and_not_spelled(line: Line) -> None:
     ids = line.ids("one two")
     [number] = await line.open(1, sampling=Sampling(stop_token_ids=ids[-1:]))
-    line.engine.say_tokens({number: ids})
-    line.engine.say_finish(number, FINISH_REASON_STOP, stop_token_id=ids[-1])
+    line.engine.send_tokens({number: ids})
+    line.engine.send_finish(number, FINISH_REASON_STOP, stop_token_id=ids[-1])
     finish = await line.gateway.finish(1)
-    assert (line.gateway.heard[1].text, line.gateway.heard[1].token_ids) == ("one", ids)
+    assert (line.gateway.received[1].text, line.gateway.received[1].token_ids) == ("one", ids)
     assert finish.stop_token_id == ids[-1]
 
 
 async def test_half_a_character_at_the_end_is_replaced(line: Line) -> None:
     [number] = await line.open(1)
-    line.engine.say_tokens({number: line.ids("ok ⚶")[:-1]})
-    line.engine.say_finish(number)
+    line.engine.send_tokens({number: line.ids("ok ⚶")[:-1]})
+    line.engine.send_finish(number)
     await line.gateway.finish(1)
-    assert line.gateway.heard[1].text == "ok \ufffd"
+    assert line.gateway.received[1].text == "ok \ufffd"
 
 
 @pytest.mark.parametrize("end", ["⚶", "two"], ids=["half a character", "half a stop string"])
@@ -114,10 +114,10 @@ async def test_what_a_broken_stream_held_back_is_left_for_the_next_engine_to_com
     line: Line, end: str
 ) -> None:
     [number] = await line.open(1, sampling=Sampling(stop=["two three"]))
-    line.engine.say_tokens({number: line.ids(f"ok {end}")[: -1 if end == "⚶" else None]})
-    line.engine.say_finish(number, FINISH_REASON_ERROR, error="the core has ended", retriable=True)
+    line.engine.send_tokens({number: line.ids(f"ok {end}")[: -1 if end == "⚶" else None]})
+    line.engine.send_finish(number, FINISH_REASON_ERROR, error="the core has ended", retriable=True)
     finish = await line.gateway.finish(1)
-    assert (line.gateway.heard[1].text, finish.retriable) == ("ok ", True)
+    assert (line.gateway.received[1].text, finish.retriable) == ("ok ", True)
 
 
 async def test_gateways_share_one_session_with_an_engine_and_keep_their_own_ids(line: Line) -> None:
@@ -126,17 +126,17 @@ async def test_gateways_share_one_session_with_an_engine_and_keep_their_own_ids(
         await other.send(other.opening(1))
         theirs = (await line.engine.add(1)).stream_ids[0]
         assert line.engine.num_sessions == 1
-        line.engine.say_tokens({theirs: line.ids("theirs"), mine: line.ids("mine")})
-        line.engine.say_finish(mine)
-        line.engine.say_finish(theirs)
+        line.engine.send_tokens({theirs: line.ids("theirs"), mine: line.ids("mine")})
+        line.engine.send_finish(mine)
+        line.engine.send_finish(theirs)
         await line.gateway.finish(1)
         await other.finish(1)
-        assert (line.gateway.heard[1].text, other.heard[1].text) == ("mine", "theirs")
+        assert (line.gateway.received[1].text, other.received[1].text) == ("mine", "theirs")
 
 
 async def test_one_frame_of_an_engine_is_one_frame_for_a_gateway(line: Line) -> None:
     numbers = [(await line.open(stream_id))[0] for stream_id in range(1, 65)]
-    line.engine.say_tokens({number: line.ids(" hello") for number in numbers})
+    line.engine.send_tokens({number: line.ids(" hello") for number in numbers})
     frame = await line.gateway.read()
     assert list(frame.stream_ids) == list(range(1, 65))
     assert list(frame.texts) == [" hello"] * 64
@@ -144,14 +144,14 @@ async def test_one_frame_of_an_engine_is_one_frame_for_a_gateway(line: Line) -> 
 
 async def test_choices_prefill_together_and_end_alone(line: Line) -> None:
     numbers = await line.open(1, 2, 3, choice_indices=[0, 1, 2])
-    line.engine.say_tokens(
+    line.engine.send_tokens(
         {number: line.ids(word) for number, word in zip(numbers, "abc", strict=True)}
     )
     for number in numbers:
-        line.engine.say_finish(number)
+        line.engine.send_finish(number)
     for stream_id in (1, 2, 3):
         await line.gateway.finish(stream_id)
-    assert [line.gateway.heard[stream_id].text for stream_id in (1, 2, 3)] == ["a", "b", "c"]
+    assert [line.gateway.received[stream_id].text for stream_id in (1, 2, 3)] == ["a", "b", "c"]
 
 
 async def test_logprobs_carry_text_and_bytes_of_their_tokens(line: Line) -> None:
@@ -165,7 +165,7 @@ async def test_logprobs_carry_text_and_bytes_of_their_tokens(line: Line) -> None
         top_ids=[ids[0], half, ids[1]],
         top_logprobs=[-0.5, -3.0, -1.0],
     )
-    line.engine.say_tokens({number: ids}, logprobs=columns)
+    line.engine.send_tokens({number: ids}, logprobs=columns)
     frame = await line.gateway.read()
     [row] = frame.logprobs
     assert [(token.chosen.token, token.chosen.logprob) for token in row.tokens] == [
@@ -198,7 +198,7 @@ async def test_logprobs_say_which_tokens_are_no_part_of_the_text(
     columns = LogprobColumns(
         token_indices=range(len(ids)), logprobs=[-1.0] * len(ids), num_top=[0] * len(ids)
     )
-    line.engine.say_tokens({number: ids}, logprobs=columns)
+    line.engine.send_tokens({number: ids}, logprobs=columns)
     frame = await line.gateway.read()
     assert [token.hidden for token in frame.logprobs[0].tokens] == hidden
 
@@ -209,7 +209,7 @@ async def test_logprobs_end_with_the_token_that_completes_a_stop_string(line: Li
     columns = LogprobColumns(
         token_indices=range(len(ids)), logprobs=[-1.0] * len(ids), num_top=[0] * len(ids)
     )
-    line.engine.say_tokens({number: ids}, logprobs=columns)
+    line.engine.send_tokens({number: ids}, logprobs=columns)
     frame = await line.gateway.read()
     assert [token.chosen.token for token in frame.logprobs[0].tokens] == ["one", " two"]
 
@@ -227,8 +227,8 @@ async def test_prompt_logprobs_come_in_parts_and_before_the_end(line: Line) -> N
         top_logprobs=[-2.0] * 20 * num_tokens,
         last=True,
     )
-    line.engine.say(EngineFrame(prompt_logprobs=[part]))
-    line.engine.say_finish(number)
+    line.engine.send(EngineFrame(prompt_logprobs=[part]))
+    line.engine.send_finish(number)
     await line.gateway.finish(1)
     parts = [part for frame in line.gateway.frames for part in frame.prompt_logprobs]
     positions = [part.first_position + i for part in parts for i in range(len(part.tokens))]
@@ -241,23 +241,23 @@ async def test_credit_passes_on_to_the_engine(line: Line) -> None:
     [number] = await line.open(1, credit=3)
     assert line.engine.adds[0].credit == 3
     await line.gateway.send(credits=[Credit(stream_id=1, tokens=5), Credit(stream_id=99, tokens=5)])
-    await line.engine.hears(
+    await line.engine.receives(
         lambda: [(c.stream_id, c.tokens) for c in line.engine.credits] == [(number, 5)]
     )
 
 
 async def test_an_engine_that_ignores_credit_loses_the_stream(line: Line) -> None:
     [number] = await line.open(1, credit=1)
-    line.engine.say_tokens({number: [10] * 300})
+    line.engine.send_tokens({number: [10] * 300})
     finish = await line.gateway.finish(1)
     assert (finish.reason, finish.retriable) == (FINISH_REASON_ERROR, True)
     assert "for a credit of 1" in finish.error
-    await line.engine.hears(lambda: line.engine.cancels == {number: "fault"})
+    await line.engine.receives(lambda: line.engine.cancels == {number: "fault"})
 
 
 async def test_a_gap_in_the_tokens_ends_the_stream_instead_of_its_text(line: Line) -> None:
     [number] = await line.open(1)
-    line.engine.say_tokens({number: [10]}, first=4)
+    line.engine.send_tokens({number: [10]}, first=4)
     finish = await line.gateway.finish(1)
     assert (finish.error, finish.retriable) == ("tokens from 4 on came where 0 was next", True)
 
@@ -265,7 +265,7 @@ async def test_a_gap_in_the_tokens_ends_the_stream_instead_of_its_text(line: Lin
 async def test_a_cancel_reaches_the_engine_with_its_reason(line: Line) -> None:
     [number] = await line.open(1)
     await line.gateway.send(cancels=[Cancel(stream_id=1, reason="client_gone")])
-    await line.engine.hears(lambda: line.engine.cancels == {number: "client_gone"})
+    await line.engine.receives(lambda: line.engine.cancels == {number: "client_gone"})
     assert (await line.gateway.finish(1)).reason == FINISH_REASON_CANCELLED
 
 
@@ -283,7 +283,7 @@ async def test_one_choice_of_a_request_that_waits_is_cancelled_behind_it(line: L
         line.gateway.opening(1, 2), cancels=[Cancel(stream_id=1, reason="client_gone")]
     )
     first, _ = (await line.engine.add()).stream_ids
-    await line.engine.hears(lambda: line.engine.cancels == {first: "client_gone"})
+    await line.engine.receives(lambda: line.engine.cancels == {first: "client_gone"})
 
 
 async def test_a_long_prompt_comes_in_parts(line: Line) -> None:
@@ -291,7 +291,7 @@ async def test_a_long_prompt_comes_in_parts(line: Line) -> None:
     await line.gateway.send(opening)
     await line.gateway.send(parts=[AddPart(stream_id=1, prompt_ids=[2] * 16000)])
     await line.gateway.send(parts=[AddPart(stream_id=1, prompt_ids=[3] * 8000)])
-    await line.engine.hears(lambda: len(line.engine.parts) == 2)
+    await line.engine.receives(lambda: len(line.engine.parts) == 2)
     number = line.engine.adds[0].stream_ids[0]
     assert [
         (part.stream_id, part.prompt_ids[0], len(part.prompt_ids)) for part in line.engine.parts
@@ -313,7 +313,7 @@ async def test_a_resumed_stream_goes_on_where_the_text_ended(
     ids = line.ids(text)
     assert len(ids) > 8
     [number] = await line.open(1, sampling=sampling)
-    line.engine.say_tokens({number: ids[:num_resumed]})
+    line.engine.send_tokens({number: ids[:num_resumed]})
     first = (await line.gateway.read()).texts[0]
     delivered = [len(first.encode())]
     resumed = ids[:num_resumed]
@@ -325,21 +325,21 @@ async def test_a_resumed_stream_goes_on_where_the_text_ended(
         await line.gateway.send(parts=[AddPart(stream_id=2, output_ids=resumed)])
         number = (await line.engine.add(1)).stream_ids[0]
         # An engine says nothing before it has the whole request.
-        await line.engine.hears(lambda: len(line.engine.parts) == 1)
+        await line.engine.receives(lambda: len(line.engine.parts) == 1)
     else:
         output = {"num_output_tokens": num_resumed, "output_ids": resumed}
         [number] = await line.open(2, sampling=sampling, delivered=delivered, **output)
-    line.engine.say_tokens({number: ids[num_resumed:]}, first=num_resumed)
-    line.engine.say_finish(number)
+    line.engine.send_tokens({number: ids[num_resumed:]}, first=num_resumed)
+    line.engine.send_finish(number)
     finish = await line.gateway.finish(2)
-    assert first + line.gateway.heard[2].text == text
+    assert first + line.gateway.received[2].text == text
     assert finish.num_output_tokens == len(ids)
 
 
 async def test_text_that_was_made_but_not_delivered_comes_first_after_a_resume(line: Line) -> None:
     ids = line.ids("one two")
     [number] = await line.open(1, num_output_tokens=len(ids), output_ids=ids, delivered=[len("on")])
-    line.engine.say_finish(number)
+    line.engine.send_finish(number)
     await line.gateway.finish(1)
     frame = line.gateway.frames[0]
     assert (list(frame.texts), list(frame.text_offset), list(frame.num_tokens)) == (
@@ -354,10 +354,10 @@ async def test_text_of_any_length_goes_in_frames_below_the_limit(line: Line) -> 
     await line.gateway.send(line.gateway.opening(1, num_output_tokens=30000, output_ids=ids))
     await line.gateway.send(parts=[AddPart(stream_id=1, output_ids=ids)])
     number = (await line.engine.add()).stream_ids[0]
-    await line.engine.hears(lambda: len(line.engine.parts) == 1)
-    line.engine.say_finish(number)
+    await line.engine.receives(lambda: len(line.engine.parts) == 1)
+    line.engine.send_finish(number)
     await line.gateway.finish(1)
-    assert line.gateway.heard[1].text == " hello" * 30000
+    assert line.gateway.received[1].text == " hello" * 30000
     assert max(len(text) for frame in line.gateway.frames for text in frame.texts) == 8192
 
 

@@ -88,7 +88,7 @@ def test_a_call_is_cut_where_its_arguments_have_no_end(parser: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "stop", "told"),
+    ("arguments", "stop", "reported"),
     [
         ('{"ab": "ab"}', "ab", '{"ab": "'),
         ('{"ab": ["", {"c": "ab"}]}', "ab", '{"ab": ["", {"c": "'),
@@ -101,12 +101,12 @@ def test_a_call_is_cut_where_its_arguments_have_no_end(parser: str) -> None:
     ],
 )
 def test_arguments_end_at_a_stop_string_in_one_of_their_string_values(
-    arguments: str, stop: str, told: str
+    arguments: str, stop: str, reported: str
 ) -> None:
     answer = ParsedAnswer(caller("hermes"), Stops.compile([stop]))
     written = f'<tool_call>{{"name": "time", "arguments": {arguments}}}</tool_call>'
     [call] = read(answer, [written]).calls
-    assert (call.arguments, answer.has_cut_call) == (told, told != arguments)
+    assert (call.arguments, answer.has_cut_call) == (reported, reported != arguments)
 
 
 def test_text_behind_a_call_ends_at_a_stop_string_and_leaves_the_call_whole() -> None:
@@ -142,13 +142,13 @@ def test_where_an_answer_ends_does_not_depend_on_how_its_text_was_cut(
     )
     bounds = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
     pieces = [text[start:end] for start, end in itertools.pairwise(bounds)]
-    told = []
+    reported = []
     for each in ([text], pieces, list(text)):
         answer = ParsedAnswer(form, Stops.compile(strings))
         parts = read(answer, each)
-        told.append((parts, answer.hit, answer.has_cut_call))
-    assert told[0] == told[1] == told[2]
-    parts, hit, _ = told[0]
+        reported.append((parts, answer.hit, answer.has_cut_call))
+    assert reported[0] == reported[1] == reported[2]
+    parts, hit, _ = reported[0]
     without = read(ParsedAnswer(form, None), [text])
     if hit is None:
         assert parts == without
@@ -169,25 +169,25 @@ async def test_a_call_that_a_stop_string_cuts_ends_its_answer_with_stop(
     )
     ids = line.ids(THOUGHT + WRITTEN["hermes"] + " and on")
     for first in range(0, len(ids), at_once):
-        line.engine.say_tokens({number: ids[first : first + at_once]}, first=first)
+        line.engine.send_tokens({number: ids[first : first + at_once]}, first=first)
     finish = await line.gateway.finish(1)
-    heard = line.gateway.heard[1]
-    assert (heard.reasoning, heard.text) == ("Hm, I think.", "")
-    assert "".join(call.arguments for call in heard.calls) == '{"a": "abc '
+    received = line.gateway.received[1]
+    assert (received.reasoning, received.text) == ("Hm, I think.", "")
+    assert "".join(call.arguments for call in received.calls) == '{"a": "abc '
     assert (finish.reason, finish.stop_string, finish.has_cut_call) == (
         FINISH_REASON_STOP,
         "STOP",
         True,
     )
     # The tokens end with the one that completes the stop string, however many came at once.
-    assert line.tokenizer.decode(heard.token_ids).rstrip().endswith("STOP")
-    await line.engine.hears(lambda: number in line.engine.cancels)
+    assert line.tokenizer.decode(received.token_ids).rstrip().endswith("STOP")
+    await line.engine.receives(lambda: number in line.engine.cancels)
 
 
 async def test_a_call_that_the_end_of_the_answer_cuts_is_no_reason_for_its_end(line: Line) -> None:
     [number] = await line.open(1, answer_format=THINKING_CALLER)
-    line.engine.say_tokens({number: line.ids('<tool_call>{"name": "time", "arguments": {"a": ')})
-    line.engine.say_finish(number, FINISH_REASON_STOP)
+    line.engine.send_tokens({number: line.ids('<tool_call>{"name": "time", "arguments": {"a": ')})
+    line.engine.send_finish(number, FINISH_REASON_STOP)
     finish = await line.gateway.finish(1)
     assert (finish.reason, finish.has_cut_call) == (FINISH_REASON_STOP, True)
 
@@ -195,11 +195,11 @@ async def test_a_call_that_the_end_of_the_answer_cuts_is_no_reason_for_its_end(l
 async def test_a_stop_string_in_thoughts_and_marks_alone_ends_nothing(line: Line) -> None:
     stops = ["hink", "</", "tool", '"name"', "Hm"]
     [number] = await line.open(1, answer_format=THINKING_CALLER, sampling=Sampling(stop=stops))
-    line.engine.say_tokens({number: line.ids(THOUGHT + "Wait. " + WRITTEN["hermes"])})
-    line.engine.say_finish(number, FINISH_REASON_STOP)
+    line.engine.send_tokens({number: line.ids(THOUGHT + "Wait. " + WRITTEN["hermes"])})
+    line.engine.send_finish(number, FINISH_REASON_STOP)
     finish = await line.gateway.finish(1)
-    heard = line.gateway.heard[1]
-    assert (heard.reasoning, heard.text) == ("Hm, I think.", "Wait.")
+    received = line.gateway.received[1]
+    assert (received.reasoning, received.text) == ("Hm, I think.", "Wait.")
     assert (finish.reason, finish.has_cut_call) == (FINISH_REASON_TOOL_CALLS, False)
 
 
@@ -211,14 +211,14 @@ async def test_a_resumed_answer_ends_at_the_stop_string_where_the_first_attempt_
     ids = line.ids(THOUGHT + WRITTEN["hermes"])[:-4]
     num_delivered = min(num_delivered, len(ids))
     [number] = await line.open(1, **form)
-    line.engine.say_tokens({number: ids})
+    line.engine.send_tokens({number: ids})
     whole = await line.gateway.finish(1)
 
     [number] = await line.open(2, **form)
-    line.engine.say_tokens({number: ids[:num_delivered]})
-    line.engine.say_finish(number, FINISH_REASON_ERROR)
+    line.engine.send_tokens({number: ids[:num_delivered]})
+    line.engine.send_finish(number, FINISH_REASON_ERROR)
     await line.gateway.finish(2)
-    before = line.gateway.heard[2]
+    before = line.gateway.received[2]
     resumed = {
         "output_ids": ids[:num_delivered],
         "num_output_tokens": num_delivered,
@@ -227,10 +227,10 @@ async def test_a_resumed_answer_ends_at_the_stop_string_where_the_first_attempt_
     await line.gateway.send(line.gateway.opening(3, **form, **resumed))
     if before.num_bytes < len((THOUGHT + WRITTEN["hermes"]).split("STOP")[0]):
         number = (await line.engine.add(2)).stream_ids[0]
-        line.engine.say_tokens({number: ids[num_delivered:]}, first=num_delivered)
+        line.engine.send_tokens({number: ids[num_delivered:]}, first=num_delivered)
     finish = await line.gateway.finish(3)
-    heard = [before, line.gateway.heard[3]]
-    assert "".join(call.arguments for each in heard for call in each.calls) == '{"a": "abc '
+    received = [before, line.gateway.received[3]]
+    assert "".join(call.arguments for each in received for call in each.calls) == '{"a": "abc '
     assert (finish.reason, finish.stop_string) == (whole.reason, whole.stop_string)
     assert finish.num_output_tokens == whole.num_output_tokens
 
@@ -239,6 +239,6 @@ async def test_no_stop_string_is_looked_for_in_the_first_tokens(line: Line) -> N
     ids = line.ids("STOP and STOP again")
     sampling = Sampling(stop=["STOP"], min_tokens=len(line.ids("STOP and")))
     [number] = await line.open(1, answer_format=caller("pythonic"), sampling=sampling)
-    line.engine.say_tokens({number: ids})
+    line.engine.send_tokens({number: ids})
     finish = await line.gateway.finish(1)
-    assert (line.gateway.heard[1].text, finish.stop_string) == ("STOP and ", "STOP")
+    assert (line.gateway.received[1].text, finish.stop_string) == ("STOP and ", "STOP")

@@ -49,7 +49,7 @@ async def test_an_engine_that_is_gone_ends_its_streams_so_that_they_can_be_retri
 @pytest.mark.usefixtures("short_silence")
 async def test_an_engine_that_says_nothing_when_it_is_asked_loses_its_streams(line: Line) -> None:
     [number] = await line.open(1)
-    await line.engine.hears(lambda: number in line.engine.asked)
+    await line.engine.receives(lambda: number in line.engine.asked)
     finish = await line.gateway.finish(1)
     assert (finish.error, finish.retriable, finish.cause) == (
         "engine e1 is silent",
@@ -65,9 +65,9 @@ async def test_an_engine_that_has_nothing_to_say_but_answers_keeps_its_streams(l
     enough = loop.time() + 1.5 * silence.LOST_TICKS * silence.TICK_SECONDS
     while loop.time() < enough:
         num_asked = len(line.engine.asked)
-        await line.engine.hears(lambda count=num_asked: len(line.engine.asked) > count)  # type: ignore[misc]
-        line.engine.say(EngineFrame(answered=True))
-    line.engine.say_finish(number)
+        await line.engine.receives(lambda count=num_asked: len(line.engine.asked) > count)  # type: ignore[misc]
+        line.engine.send(EngineFrame(answered=True))
+    line.engine.send_finish(number)
     assert (await line.gateway.finish(1)).reason == FINISH_REASON_LENGTH
 
 
@@ -91,7 +91,7 @@ async def test_streams_of_a_gateway_that_left_are_cancelled_at_their_engine(line
     async with listening_gateway(line.address, line.engine, DEMO_NAME) as other:
         await other.send(other.opening(1))
         [number] = (await line.engine.add()).stream_ids
-    await line.engine.hears(lambda: line.engine.cancels == {number: "gateway_gone"})
+    await line.engine.receives(lambda: line.engine.cancels == {number: "gateway_gone"})
 
 
 async def test_a_gateway_that_does_not_read_stalls_no_other(line: Line) -> None:
@@ -101,14 +101,14 @@ async def test_a_gateway_that_does_not_read_stalls_no_other(line: Line) -> None:
         [number] = await line.open(1)
         word = line.ids(" hello") * 250
         for i in range(400):
-            line.engine.say_tokens({deaf_number: word}, first=i * 250)
-            line.engine.say_tokens({number: word[:1]}, first=i)
-        line.engine.say_finish(number)
+            line.engine.send_tokens({deaf_number: word}, first=i * 250)
+            line.engine.send_tokens({number: word[:1]}, first=i)
+        line.engine.send_finish(number)
         await line.gateway.finish(1)
-        assert line.gateway.heard[1].text == " hello" * 400
-        line.engine.say_finish(deaf_number)
+        assert line.gateway.received[1].text == " hello" * 400
+        line.engine.send_finish(deaf_number)
         await deaf.finish(1)
-        assert deaf.heard[1].text == " hello" * 250 * 400
+        assert deaf.received[1].text == " hello" * 250 * 400
 
 
 async def test_a_model_without_tokenizer_here_is_refused(line: Line) -> None:
@@ -123,10 +123,10 @@ async def test_a_stream_id_that_is_taken_stays_with_its_stream(line: Line) -> No
     [number] = await line.open(1)
     await line.gateway.send(line.gateway.opening(1, 2))
     assert (await line.gateway.finish(2)).error == "stream ids are taken"
-    line.engine.say_tokens({number: line.ids("still here")})
-    line.engine.say_finish(number)
+    line.engine.send_tokens({number: line.ids("still here")})
+    line.engine.send_finish(number)
     await line.gateway.finish(1)
-    assert line.gateway.heard[1].text == "still here"
+    assert line.gateway.received[1].text == "still here"
 
 
 async def test_leaving_refuses_new_streams_and_ends_the_session_with_the_last_one(
@@ -137,10 +137,10 @@ async def test_leaving_refuses_new_streams_and_ends_the_session_with_the_last_on
     await line.gateway.send(line.gateway.opening(2))
     refused = await line.gateway.finish(2)
     assert (refused.error, refused.retriable) == ("the output processor is leaving", True)
-    line.engine.say_tokens({number: line.ids("to the end")})
-    line.engine.say_finish(number)
+    line.engine.send_tokens({number: line.ids("to the end")})
+    line.engine.send_finish(number)
     await line.gateway.finish(1)
-    assert line.gateway.heard[1].text == "to the end"
+    assert line.gateway.received[1].text == "to the end"
     assert await line.gateway.call.read() is grpc.aio.EOF
 
 
@@ -152,6 +152,6 @@ async def test_streams_that_are_asked_for_are_asked_for_on_the_way_or_end_as_mis
     finish = await line.gateway.finish(7)
     assert any(frame.answered for frame in line.gateway.frames)
     assert (finish.retriable, finish.cause) == (True, LOSS_CAUSE_MISSING)
-    await line.engine.hears(lambda: line.engine.asked == [number])
-    line.engine.say_finish(number, FINISH_REASON_ERROR, retriable=True, cause=LOSS_CAUSE_MISSING)
+    await line.engine.receives(lambda: line.engine.asked == [number])
+    line.engine.send_finish(number, FINISH_REASON_ERROR, retriable=True, cause=LOSS_CAUSE_MISSING)
     assert (await line.gateway.finish(1)).cause == LOSS_CAUSE_MISSING

@@ -130,10 +130,10 @@ def counts(record: UsageRecord) -> tuple[int, int, int, int]:
     return record.prompts, record.prompt_tokens, record.cached_tokens, record.output_tokens
 
 
-async def heard(gateway: ListeningGateway, tokens: dict[int, int]) -> None:
+async def received(gateway: ListeningGateway, tokens: dict[int, int]) -> None:
     """So many of each stream."""
     while any(
-        len(gateway.heard[each].token_ids) < n if each in gateway.heard else True
+        len(gateway.received[each].token_ids) < n if each in gateway.received else True
         for each, n in tokens.items()
     ):
         await gateway.read()
@@ -142,9 +142,9 @@ async def heard(gateway: ListeningGateway, tokens: dict[int, int]) -> None:
 async def test_what_a_dead_gateway_carried_is_recorded_once_to_the_token(line: Line) -> None:
     async with line.gateway("first") as gateway:
         two = await line.open(gateway, 1, 2, charge=line.charge("two", key_id="k", prompt_tokens=2))
-        line.engine.say(EngineFrame(starts=[Start(stream_id=two[0], cached_tokens=1)]))
-        line.engine.say_tokens({two[0]: [5, 6, 7], two[1]: [5]})
-        line.engine.say_finish(two[1])
+        line.engine.send(EngineFrame(starts=[Start(stream_id=two[0], cached_tokens=1)]))
+        line.engine.send_tokens({two[0]: [5, 6, 7], two[1]: [5]})
+        line.engine.send_finish(two[1])
         # Several prompts are one record; of one that was tried before, what was told then counts.
         many = [
             await line.open(
@@ -156,8 +156,8 @@ async def test_what_a_dead_gateway_carried_is_recorded_once_to_the_token(line: L
             )
             for i in range(2)
         ]
-        line.engine.say_tokens({many[0][0]: [5], many[1][0]: [5, 6]})
-        await heard(gateway, {1: 3, 2: 1, 3: 1, 4: 2})
+        line.engine.send_tokens({many[0][0]: [5], many[1][0]: [5, 6]})
+        await received(gateway, {1: 3, 2: 1, 3: 1, 4: 2})
         again = line.charge("many", prompt_tokens=2, cached_tokens=1, output_tokens=4)
         await line.open(gateway, 5, prompt_index=1, request_id="many", attempt=2, charge=again)
         await line.open(
@@ -165,8 +165,8 @@ async def test_what_a_dead_gateway_carried_is_recorded_once_to_the_token(line: L
         )
         done = await line.open(gateway, 7, charge=line.charge("done", prompt_tokens=2))
         await line.open(gateway, 8, charge=line.charge("recorded", prompt_tokens=2))
-        line.engine.say_tokens({done[0]: [5, 6]})
-        line.engine.say_finish(done[0])
+        line.engine.send_tokens({done[0]: [5, 6]})
+        line.engine.send_finish(done[0])
         await gateway.finish(7)
         await gateway.send(recorded=[f"{line.tenant}/recorded", "unknown"])
         await line.open(gateway, 9, charge=line.charge("last", prompt_tokens=2))
@@ -185,7 +185,7 @@ async def test_what_a_dead_gateway_carried_is_recorded_once_to_the_token(line: L
         assert (two_record.key_id, two_record.model, two_record.gateway) == ("k", DEMO_NAME, "g")
         assert two_record.outcome == LEFT
         numbers = {*two, *many[0]}
-        await line.engine.hears(lambda: numbers - {two[1]} <= set(line.engine.cancels))
+        await line.engine.receives(lambda: numbers - {two[1]} <= set(line.engine.cancels))
 
 
 async def test_a_gateway_that_comes_back_writes_its_own_and_one_taken_for_dead_has_the_last_word(
@@ -194,8 +194,8 @@ async def test_a_gateway_that_comes_back_writes_its_own_and_one_taken_for_dead_h
     monkeypatch.setattr(pending_usage, "RETURN_SECONDS", 60.0)
     async with line.gateway("same") as gateway:
         [number] = await line.open(gateway, 1, charge=line.charge("r", prompt_tokens=2))
-        line.engine.say_tokens({number: [5, 6, 7]})
-        await heard(gateway, {1: 3})
+        line.engine.send_tokens({number: [5, 6, 7]})
+        await received(gateway, {1: 3})
     async with line.gateway("same") as gateway:
         await line.open(gateway, 1, charge=line.charge("n", prompt_tokens=2))
         monkeypatch.setattr(pending_usage, "RETURN_SECONDS", 0.3)
@@ -230,8 +230,8 @@ async def test_a_resumable_request_is_recorded_by_its_next_reader_or_when_its_ti
     ids = {"request_id": "r", "resumable": True}
     async with line.gateway("first") as first:
         [number] = await line.open(first, 1, charge=line.charge("r", prompt_tokens=2), **ids)
-        line.engine.say_tokens({number: [5, 6, 7]})
-        await heard(first, {1: 3})
+        line.engine.send_tokens({number: [5, 6, 7]})
+        await received(first, {1: 3})
     await line.until_let_go(0)
     async with line.gateway("second") as second:
         await second.send(
@@ -241,7 +241,7 @@ async def test_a_resumable_request_is_recorded_by_its_next_reader_or_when_its_ti
                 )
             ]
         )
-        await heard(second, {4: 3})
+        await received(second, {4: 3})
         await second.send(let_go=[LetGo(stream_ids=[4], prompt_tokens=2, output_tokens=3)])
         await line.until_let_go(1)
         async with line.gateway("third") as third:
@@ -255,8 +255,8 @@ async def test_a_resumable_request_is_recorded_by_its_next_reader_or_when_its_ti
                     )
                 ]
             )
-            line.engine.say_tokens({number: [8, 9]}, first=3)
-            await heard(third, {1: 5})
+            line.engine.send_tokens({number: [8, 9]}, first=3)
+            await received(third, {1: 5})
             monkeypatch.setattr(stream_log, "HOLD_SECONDS", 0.1)
         # Nobody comes. The second one has not said yet that its record is stored; it dies now.
         await line.until_recorded(lambda records: [each.request_id for each in records] == ["r.1"])

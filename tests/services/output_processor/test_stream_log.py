@@ -101,7 +101,9 @@ async def attach(gateway: ListeningGateway, *stream_ids: int) -> None:
 
 
 async def until(gateway: ListeningGateway, texts: dict[int, str]) -> None:
-    while {each: gateway.heard[each].text for each in texts if each in gateway.heard} != texts:
+    while {
+        each: gateway.received[each].text for each in texts if each in gateway.received
+    } != texts:
         await gateway.read()
 
 
@@ -109,12 +111,12 @@ async def test_a_request_outlives_its_reader_and_is_replayed_from_its_start(line
     word = line.tokenizer.encode(" hello", add_special_tokens=False)[0]
     async with line.gateway() as first:
         numbers = await line.open(first, 1, 2, credit=100)
-        line.engine.say(EngineFrame(starts=[Start(stream_id=numbers[0], cached_tokens=16)]))
+        line.engine.send(EngineFrame(starts=[Start(stream_id=numbers[0], cached_tokens=16)]))
         scores = LogprobColumns(token_indices=[0], logprobs=[-0.5], num_top=[0])
-        line.engine.say_tokens({numbers[0]: [word], numbers[1]: [word, word]}, logprobs=scores)
+        line.engine.send_tokens({numbers[0]: [word], numbers[1]: [word, word]}, logprobs=scores)
         await until(first, {1: " hello", 2: " hello hello"})
-    line.engine.say_tokens({numbers[0]: [word]}, first=1)
-    line.engine.say_finish(numbers[1])
+    line.engine.send_tokens({numbers[0]: [word]}, first=1)
+    line.engine.send_finish(numbers[1])
     async with line.gateway() as second:
         await attach(second, 7, 8)
         await second.finish(8)
@@ -128,18 +130,18 @@ async def test_a_request_outlives_its_reader_and_is_replayed_from_its_start(line
         ]
         assert [token.chosen.logprob for token in scored] == [-0.5]
         await second.send(credits=[Credit(stream_id=7, tokens=50)])
-        await line.engine.hears(
+        await line.engine.receives(
             lambda: (
                 [(each.stream_id, each.tokens) for each in line.engine.credits]
                 == [(numbers[0], 50)]
             )
         )
-        line.engine.say_finish(numbers[0])
+        line.engine.send_finish(numbers[0])
         assert (await second.finish(7)).ended_at
     async with line.gateway() as third:
         await attach(third, 1, 2)
         await third.finish(1)
-        assert {each: third.heard[each].text for each in (1, 2)} == {
+        assert {each: third.received[each].text for each in (1, 2)} == {
             1: " hello hello",
             2: " hello hello",
         }
@@ -152,13 +154,13 @@ async def test_a_reader_may_number_the_choices_as_another_numbered_others_of_the
     word = line.tokenizer.encode(" hello", add_special_tokens=False)[0]
     async with line.gateway() as first:
         numbers = await line.open(first, 5, 6)
-        line.engine.say_tokens({numbers[0]: [word]})
+        line.engine.send_tokens({numbers[0]: [word]})
         await until(first, {5: " hello"})
     async with line.gateway() as second:
         await attach(second, 6, 7)
         await until(second, {6: " hello"})
-        line.engine.say_tokens({numbers[0]: [word]}, first=1)
-        line.engine.say_tokens({numbers[1]: [word]})
+        line.engine.send_tokens({numbers[0]: [word]}, first=1)
+        line.engine.send_tokens({numbers[1]: [word]})
         await until(second, {6: " hello hello", 7: " hello"})
     assert not line.engine.cancels
 
@@ -174,10 +176,10 @@ async def test_what_is_begun_anew_ends_no_stream_that_has_its_old_number_and_sta
         await second.send(second.opening(1, request_id="r2", tenant="acme"))
         other = (await line.engine.add(1)).stream_ids[0]
         [number] = await line.open(second, 2, attempt=2)
-        await line.engine.hears(lambda: line.engine.cancels == {old: "superseded"})
-        line.engine.say_tokens({other: [word], number: [word]})
+        await line.engine.receives(lambda: line.engine.cancels == {old: "superseded"})
+        line.engine.send_tokens({other: [word], number: [word]})
         await until(second, {1: " hello", 2: " hello"})
-        assert second.heard[1].finish is None
+        assert second.received[1].finish is None
         # Longer than what has ended is kept.
         await asyncio.sleep(0.2)
         assert await line.find() is not None
@@ -188,16 +190,16 @@ async def test_a_second_reader_replaces_the_first_which_is_charged_what_it_was_s
 ) -> None:
     async with line.gateway() as first, line.gateway() as second:
         [number] = await line.open(first, 1)
-        line.engine.say_tokens(
+        line.engine.send_tokens(
             {number: line.tokenizer.encode(" one two", add_special_tokens=False)}
         )
         await until(first, {1: " one two"})
         await attach(second, 5)
         gone = await first.finish(1)
         assert (gone.cause, gone.retriable) == (common_pb2.LOSS_CAUSE_TAKEN_OVER, False)
-        line.engine.say_finish(number)
+        line.engine.send_finish(number)
         await second.finish(5)
-        assert second.heard[5].text == " one two"
+        assert second.received[5].text == " one two"
         [attached] = [each for frame in second.frames for each in frame.attached]
         assert (attached.prompt_tokens, attached.output_tokens) == (2, 2)
     assert not line.engine.cancels
@@ -206,7 +208,7 @@ async def test_a_second_reader_replaces_the_first_which_is_charged_what_it_was_s
 async def test_who_lets_go_says_what_is_charged_and_only_its_tenant_finds_it(line: Line) -> None:
     async with line.gateway() as first:
         [number] = await line.open(first, 1)
-        line.engine.say_tokens(
+        line.engine.send_tokens(
             {number: line.tokenizer.encode(" one two", add_special_tokens=False)}
         )
         await until(first, {1: " one two"})
@@ -221,7 +223,7 @@ async def test_who_lets_go_says_what_is_charged_and_only_its_tenant_finds_it(lin
         await attach(first, 2)
         await until(first, {2: " one two"})
         await first.send(cancels=[Cancel(stream_id=2)])
-        await line.engine.hears(lambda: line.engine.cancels == {number: "cancelled"})
+        await line.engine.receives(lambda: line.engine.cancels == {number: "cancelled"})
         await line.until_found(lambda found: found is None)
 
 
@@ -231,18 +233,18 @@ async def test_a_stream_without_a_reader_in_time_ends_and_is_forgotten(
     monkeypatch.setattr(stream_log, "HOLD_SECONDS", 0.2)
     async with line.gateway() as first:
         [number] = await line.open(first, 1)
-        line.engine.say_tokens({number: [5]})
+        line.engine.send_tokens({number: [5]})
         await first.read()
-    await line.engine.hears(lambda: line.engine.cancels == {number: "nobody_came"})
+    await line.engine.receives(lambda: line.engine.cancels == {number: "nobody_came"})
     assert await line.find() is None
     async with line.gateway() as second:
         [number] = await line.open(second, 1)
-        line.engine.say_finish(number)
+        line.engine.send_finish(number)
         await second.finish(1)
         assert await line.find() is not None
         monkeypatch.setattr(stream_log, "KEEP_SECONDS", 0.1)
         [number] = await line.open(second, 2, attempt=2)
-        line.engine.say_finish(number)
+        line.engine.send_finish(number)
         await second.finish(2)
         await line.until_found(lambda found: found is None)
         await attach(second, 3)
@@ -256,12 +258,12 @@ async def test_a_request_past_its_bound_goes_on_for_its_reader_alone(
     async with line.gateway() as first:
         [number] = await line.open(first, 1)
         for i in range(6):
-            line.engine.say_tokens(
+            line.engine.send_tokens(
                 {number: line.tokenizer.encode(" a", add_special_tokens=False)}, first=i
             )
         await until(first, {1: " a" * 6})
         assert await line.find() is None
-    await line.engine.hears(lambda: line.engine.cancels == {number: "gateway_gone"})
+    await line.engine.receives(lambda: line.engine.cancels == {number: "gateway_gone"})
 
 
 async def test_the_oldest_that_has_ended_makes_room_or_else_the_oldest(line: Line) -> None:
@@ -345,21 +347,23 @@ async def test_an_attempt_on_another_engine_goes_on_in_the_log(line: Line) -> No
     ids = line.tokenizer.encode(" one two three", add_special_tokens=False)
     async with line.gateway() as first:
         [number] = await line.open(first, 1, attempt=1)
-        line.engine.say_tokens({number: ids[:1]})
-        line.engine.say_tokens({number: ids[1:2]}, first=1)
-        line.engine.say_finish(number, common_pb2.FINISH_REASON_ERROR, retriable=True, error="gone")
+        line.engine.send_tokens({number: ids[:1]})
+        line.engine.send_tokens({number: ids[1:2]}, first=1)
+        line.engine.send_finish(
+            number, common_pb2.FINISH_REASON_ERROR, retriable=True, error="gone"
+        )
         assert (await first.finish(1)).error == "gone"
         # The last row did not reach the gateway.
         [number] = await line.open(
             first, 2, attempt=2, output_ids=ids[:1], num_output_tokens=1, delivered=[4]
         )
-        line.engine.say_tokens({number: ids[1:]}, first=1)
-        line.engine.say_finish(number)
+        line.engine.send_tokens({number: ids[1:]}, first=1)
+        line.engine.send_finish(number)
         await first.finish(2)
     async with line.gateway() as second:
         await attach(second, 5)
         await second.finish(5)
-        assert (second.heard[5].text, second.heard[5].token_ids) == (" one two three", ids)
+        assert (second.received[5].text, second.received[5].token_ids) == (" one two three", ids)
 
 
 async def test_a_stream_that_was_taken_over_ends_and_a_request_with_its_old_number_still_gets_its_parts(
@@ -372,21 +376,23 @@ async def test_a_stream_that_was_taken_over_ends_and_a_request_with_its_old_numb
         await second.send(opening)
         other = (await line.engine.add(1)).stream_ids[0]
         await attach(second, 5)
-        line.engine.say_finish(number)
+        line.engine.send_finish(number)
         await second.finish(5)
         await second.send(parts=[AddPart(stream_id=1, prompt_ids=[7])])
-        await line.engine.hears(lambda: [each.stream_id for each in line.engine.parts] == [other])
+        await line.engine.receives(
+            lambda: [each.stream_id for each in line.engine.parts] == [other]
+        )
 
 
 async def test_a_choice_that_is_opened_again_while_it_runs_replaces_what_runs(line: Line) -> None:
     word = line.tokenizer.encode(" hello", add_special_tokens=False)[0]
     async with line.gateway() as gateway:
         [old] = await line.open(gateway, 1, attempt=1)
-        line.engine.say_tokens({old: [word]})
+        line.engine.send_tokens({old: [word]})
         await until(gateway, {1: " hello"})
         [number] = await line.open(gateway, 2, attempt=2)
-        line.engine.say_tokens({old: [word]}, first=1)
-        line.engine.say_tokens({number: [word, word]})
+        line.engine.send_tokens({old: [word]}, first=1)
+        line.engine.send_tokens({number: [word, word]})
         await until(gateway, {2: " hello hello"})
         assert (await gateway.finish(1)).reason == common_pb2.FINISH_REASON_CANCELLED
-        await line.engine.hears(lambda: line.engine.cancels == {old: "superseded"})
+        await line.engine.receives(lambda: line.engine.cancels == {old: "superseded"})

@@ -69,7 +69,7 @@ def test_what_is_no_address_of_a_server_is_refused(url: str, named: str) -> None
 
 
 @pytest.mark.parametrize("kind", ["real", "twin"])
-async def test_an_exact_subject_hears_itself_alone_and_its_own_bus_too(
+async def test_an_exact_subject_receives_its_own_messages_alone_also_those_of_its_own_bus(
     kind: str, nats_url: str
 ) -> None:
     word = uuid.uuid4().hex

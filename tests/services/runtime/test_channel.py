@@ -139,7 +139,7 @@ async def test_an_output_processor_that_falls_silent_ends_its_streams(
         assert isinstance(error, Unavailable)
         assert error.code == "output_processor_unavailable"
         # And the other side gives up whom it cannot reach: the engine need not go on.
-        await engine.hears(lambda: engine.cancels == dict.fromkeys(numbers, "gateway_gone"))
+        await engine.receives(lambda: engine.cancels == dict.fromkeys(numbers, "gateway_gone"))
 
 
 async def test_an_engine_that_falls_silent_ends_its_streams(demo_tokenizer: Tokenizer) -> None:

@@ -64,9 +64,9 @@ def test_a_member_is_the_same_after_the_wire(engine: Member) -> None:
     assert there_and_back == busy
     assert there_and_back.load == busy.load
     idle = Member(kind=Kind.PROCESSOR, replica_id="p", epoch=1, address="a:1", num_running=0)
-    for told in (None, 0, 3):
-        described = dataclasses.replace(idle, num_running=told)
-        assert Member.from_pb(described.to_pb()).num_running == told
+    for reported in (None, 0, 3):
+        described = dataclasses.replace(idle, num_running=reported)
+        assert Member.from_pb(described.to_pb()).num_running == reported
 
 
 async def test_a_newcomer_need_not_wait_for_the_next_heartbeat_of_anyone(
@@ -203,8 +203,8 @@ async def test_an_answer_that_is_not_understood_stops_no_other_question(
     engine_pb2_grpc.add_EngineServicer_to_server(Engine(member), leaving)  # type: ignore[no-untyped-call]
     await strange.start()
     await leaving.start()
-    told = {Kind.ENGINE: [f"127.0.0.1:{strange_port}", served.address, member.address]}
-    async with Members(Bus(None), ENGINES, told).running() as members:
+    reported = {Kind.ENGINE: [f"127.0.0.1:{strange_port}", served.address, member.address]}
+    async with Members(Bus(None), ENGINES, reported).running() as members:
         await wait_for(members, served, member)
         await leaving.stop(None)
         await wait_until_gone(members, member)
@@ -281,8 +281,8 @@ async def test_a_name_stands_for_all_its_addresses_and_a_lost_one_stays_while_it
             raise OSError("the resolver is away")
         return found
 
-    told = {Kind.ENGINE: [f"engines.headwater.svc:{port}"]}
-    async with Members(Bus(None), ENGINES, told, resolve=resolve).running() as members:
+    reported = {Kind.ENGINE: [f"engines.headwater.svc:{port}"]}
+    async with Members(Bus(None), ENGINES, reported, resolve=resolve).running() as members:
         await wait_for(members, *expected[:2])
         found.clear()
         found.append(hosts[2])
@@ -345,10 +345,10 @@ async def test_a_list_that_cannot_be_read_is_none(tmp_path: Path) -> None:
 
 async def test_a_seed_and_its_heartbeat_are_one_member(nats_url: str, served: Member) -> None:
     processor = dataclasses.replace(served, kind=Kind.PROCESSOR)
-    told = {Kind.PROCESSOR: [served.address]}
+    reported = {Kind.PROCESSOR: [served.address]}
     async with (
         Bus.open(nats_url) as bus,
-        Members(bus, (Kind.PROCESSOR,), told).running() as members,
+        Members(bus, (Kind.PROCESSOR,), reported).running() as members,
     ):
         async with asyncio.timeout(60):
             await members.wait_for(

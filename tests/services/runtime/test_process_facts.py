@@ -33,23 +33,23 @@ def test_a_file_that_holds_no_whole_certificate_has_no_end(tmp_path: Path, cut: 
     assert certificate_end(tmp_path / "nothing.pem") is None
 
 
-def test_disks_and_certificates_are_told_by_what_they_are_for(tmp_path: Path) -> None:
+def test_disks_and_certificates_are_labelled_by_their_purpose(tmp_path: Path) -> None:
     cert, _ = own_certificate(tmp_path, days=5)
     facts = ProcessFacts(
         "gateway",
         disks={"state": tmp_path, "cached prefixes": None, "gone": tmp_path / "gone"},
         certificates={"stages": cert, "clients": ""},
     )
-    told = {
+    reported = {
         (sample.name, sample.labels.get("what")): sample.value
         for family in facts.collect()
         for sample in family.samples
     }
-    assert told.keys() == {
+    assert reported.keys() == {
         ("headwater_build_info", None),
         ("headwater_disk_free_bytes", "state"),
         ("headwater_disk_size_bytes", "state"),
         ("headwater_certificate_ends_timestamp_seconds", "stages"),
     }
-    free = told["headwater_disk_free_bytes", "state"]
-    assert 0 < free <= told["headwater_disk_size_bytes", "state"]
+    free = reported["headwater_disk_free_bytes", "state"]
+    assert 0 < free <= reported["headwater_disk_size_bytes", "state"]

@@ -20,9 +20,9 @@ from headwater.services.runtime.store import Store
 def test_sentinels_that_are_named_wrongly_are_refused_without_their_password(url: str) -> None:
     with pytest.raises(
         SettingError, match=r"or redis\+sentinel://host:port,host:port/NAME"
-    ) as told:
+    ) as reported:
         Store(url)
-    assert "secret" not in str(told.value)
+    assert "secret" not in str(reported.value)
 
 
 async def test_sentinels_have_their_own_password_and_ports_have_a_default() -> None:

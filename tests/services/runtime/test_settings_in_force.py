@@ -28,15 +28,15 @@ def test_each_setting_says_where_it_came_from() -> None:
         "HEADWATER_PORT": "9000",
         "HEADWATER_DRAIN_LIMIT": "5",
     }
-    told = rows(read_settings(GatewaySettings, ["--port=9001", "--max-choices=3"], env), env)
-    assert told["max_queued"] == ("7", "variable HEADWATER_MAX_QUEUED")
-    assert told["shared_cache"] == ("True", "variable HEADWATER_SHARED_CACHE")
-    assert told["drain_limit"] == ("5.0", "variable HEADWATER_DRAIN_LIMIT")
+    reported = rows(read_settings(GatewaySettings, ["--port=9001", "--max-choices=3"], env), env)
+    assert reported["max_queued"] == ("7", "variable HEADWATER_MAX_QUEUED")
+    assert reported["shared_cache"] == ("True", "variable HEADWATER_SHARED_CACHE")
+    assert reported["drain_limit"] == ("5.0", "variable HEADWATER_DRAIN_LIMIT")
     # A flag wins over the variable.
-    assert told["port"] == ("9001", "flag")
-    assert told["max_choices"] == ("3", "flag")
-    assert told["grpc_port"] == ("8001", "default")
-    assert list(told.values())[-1][1] == "default"
+    assert reported["port"] == ("9001", "flag")
+    assert reported["max_choices"] == ("3", "flag")
+    assert reported["grpc_port"] == ("8001", "default")
+    assert list(reported.values())[-1][1] == "default"
 
 
 @pytest.mark.parametrize(
@@ -54,18 +54,18 @@ def test_each_setting_says_where_it_came_from() -> None:
 )
 def test_no_password_of_an_address_is_shown(url: str, shown: str) -> None:
     assert without_password(url) == shown
-    told = rows(dataclasses.replace(GatewaySettings(), redis_url=url), {})
-    assert told["redis_url"] == (shown, "flag")
+    reported = rows(dataclasses.replace(GatewaySettings(), redis_url=url), {})
+    assert reported["redis_url"] == (shown, "flag")
 
 
 def test_no_secret_is_shown() -> None:
     secret = "a-secret-of-thirty-two-characters"
     names = ("HEADWATER_ADMIN_KEY", "HEADWATER_MASTER_KEY", "HEADWATER_CLUSTER_TOKEN")
     env = dict.fromkeys(names, secret)
-    told = rows(read_settings(GatewaySettings, ["--nats-url=nats://host"], env), env)
-    assert secret not in str(told)
-    assert told["admin_key"] == ("set", "variable HEADWATER_ADMIN_KEY")
-    assert told["cluster_token"][0] == "set"
+    reported = rows(read_settings(GatewaySettings, ["--nats-url=nats://host"], env), env)
+    assert secret not in str(reported)
+    assert reported["admin_key"] == ("set", "variable HEADWATER_ADMIN_KEY")
+    assert reported["cluster_token"][0] == "set"
 
 
 def test_settings_of_up_are_compared_with_what_they_are_where_nothing_is_given(
@@ -75,10 +75,10 @@ def test_settings_of_up_are_compared_with_what_they_are_where_nothing_is_given(
     env = {"HEADWATER_STATE_DIR": "state"}
     usual = StackSettings().resolved()
     settings = StackSettings(state_dir=Path("state"), max_model_len=64).resolved()
-    told = {
+    reported = {
         each["name"]: each["source"]
         for each in settings_in_force(settings, env, variable_of, defaults=usual)
     }
-    assert told["state_dir"] == "variable HEADWATER_STATE_DIR"
-    assert told["max_model_len"] == "flag"
-    assert told["replicas"] == told["cache_dir"] == "default"
+    assert reported["state_dir"] == "variable HEADWATER_STATE_DIR"
+    assert reported["max_model_len"] == "flag"
+    assert reported["replicas"] == reported["cache_dir"] == "default"

@@ -92,7 +92,7 @@ async def probed() -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_an_engine_is_one_member_by_the_address_that_was_heard_of_first(
+async def test_an_engine_is_one_member_by_the_address_that_was_reported_first(
     nats_url: str, twofold: Running
 ) -> None:
     for first in (twofold.by_seed, twofold.advertised):
@@ -139,7 +139,7 @@ async def test_an_engine_goes_on_by_its_other_address_when_the_first_no_longer_a
     assert members.of(Kind.ENGINE) == [reported.advertised]
 
 
-async def test_an_engine_that_is_heard_of_by_neither_address_leaves_once(
+async def test_an_engine_that_neither_address_reaches_leaves_once(
     served_model: ServedModel,
 ) -> None:
     reported = TwoAddresses(served_model, 1)

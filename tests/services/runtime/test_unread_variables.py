@@ -66,10 +66,10 @@ def test_a_stage_that_is_started_by_itself_reports_it(module: str) -> None:
     with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as stage:
         assert stage.stderr is not None
         try:
-            said = next(
+            printed = next(
                 (line for line in stage.stderr if SENTENCE in line or '"event": "ready"' in line),
                 "",
             )
         finally:
             stage.kill()
-    assert SENTENCE in said
+    assert SENTENCE in printed

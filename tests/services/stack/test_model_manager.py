@@ -42,9 +42,9 @@ async def managed(
             await manager.run(bus, tasks)
 
     async def answer(request: dict[str, Any], seconds: float) -> bytes | None:
-        said = msgspec.json.encode(request)
+        sent = msgspec.json.encode(request)
         return await bus.request(
-            subjects.models_control(stack.supervisor_id), said, seconds=seconds
+            subjects.models_control(stack.supervisor_id), sent, seconds=seconds
         )
 
     async def ask(request: dict[str, Any]) -> Any:
@@ -272,8 +272,8 @@ async def test_a_model_has_its_text_stages_until_a_replica_that_was_leaving_alre
         while manager.table.all():  # noqa: ASYNC110 (processes end)
             await asyncio.sleep(0.01)
         await leaving
-    said = {log.stem: log.read_text().split()[-1] for log in folders["text"].iterdir()}
-    assert said == dict.fromkeys(("processor-0", "output-processor-0"), "gone")
+    sent = {log.stem: log.read_text().split()[-1] for log in folders["text"].iterdir()}
+    assert sent == dict.fromkeys(("processor-0", "output-processor-0"), "gone")
     pipe.close()
 
 

@@ -105,13 +105,13 @@ async def test_a_replica_that_could_not_start_when_it_is_to_leave_harms_no_other
     tmp_path: Path,
 ) -> None:
     pipe = SupervisorPipe()
-    said = list[str]()
+    sent = list[str]()
     stack = plan(
         state_dir=tmp_path, replicas=None, min_replicas=0, max_replicas=2, executor="simulated"
     )
     stages = Stages(tmp_path, pipe, "import sys; sys.exit(3)")
     manager = ModelManager(
-        stack.settings, pipe, stages.make, hurry=asyncio.Event(), report=said.append
+        stack.settings, pipe, stages.make, hurry=asyncio.Event(), report=sent.append
     )
     model = manager.table.first(stack)
     async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
@@ -122,7 +122,7 @@ async def test_a_replica_that_could_not_start_when_it_is_to_leave_harms_no_other
         stages.may_spawn.set()
         await asyncio.wait((starting,))
         await tasks.create_task(leaving)
-        assert (model.engines, model.taken_places, said) == ({}, set(), [])
+        assert (model.engines, model.taken_places, sent) == ({}, set(), [])
         assert "status 3" in model.problem
     pipe.close()
 

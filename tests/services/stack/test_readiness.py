@@ -18,34 +18,34 @@ async def test_waiting_for_a_cluster_prints_what_is_missing(
 ) -> None:
     gone = "nats://me:secret@127.0.0.1:1"
     servers = {"NATS": f"{gone},{nats_url}" if is_nats_there else gone, "Redis": None}
-    told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    reported: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     stage = gateway_stage()
     with started(stage):
         async with (
             httpx.AsyncClient(base_url=f"http://{stage.addresses['rest']}", timeout=60) as gateway,
-            owned_task(until_ready(gateway, servers, told.set_result, late_seconds=0.0)),
+            owned_task(until_ready(gateway, servers, reported.set_result, late_seconds=0.0)),
         ):
-            said = await told
+            sent = await reported
     if is_nats_there:
-        assert said == "still waiting for: processor, output processor, engine"
+        assert sent == "still waiting for: processor, output processor, engine"
     else:
-        assert said == "still waiting: no server answers at 127.0.0.1:1 (NATS)"
+        assert sent == "still waiting: no server answers at 127.0.0.1:1 (NATS)"
 
 
 async def test_an_address_of_nats_without_a_scheme_is_asked_as_well() -> None:
-    told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    reported: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     starting = httpx.MockTransport(lambda _: httpx.Response(503, json={"missing": ["engine"]}))
     async with (
         httpx.AsyncClient(base_url="http://gateway", transport=starting) as gateway,
         owned_task(
-            until_ready(gateway, {"NATS": "127.0.0.1:1"}, told.set_result, late_seconds=0.0)
+            until_ready(gateway, {"NATS": "127.0.0.1:1"}, reported.set_result, late_seconds=0.0)
         ),
     ):
-        assert await told == "still waiting: no server answers at 127.0.0.1:1 (NATS)"
+        assert await reported == "still waiting: no server answers at 127.0.0.1:1 (NATS)"
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "sent"),
     [
         ("redis://:secret@127.0.0.1:1", "127.0.0.1:1"),
         (
@@ -55,13 +55,13 @@ async def test_an_address_of_nats_without_a_scheme_is_asked_as_well() -> None:
     ],
     ids=["a server", "Sentinels"],
 )
-async def test_a_start_without_the_redis_that_was_named_says_so(url: str, said: str) -> None:
-    told = list[str]()
+async def test_a_start_without_the_redis_that_was_named_says_so(url: str, sent: str) -> None:
+    reported = list[str]()
     servers = {"NATS": None, "Redis": url}
     ready = httpx.MockTransport(lambda _: httpx.Response(200, json={"missing": []}))
     async with httpx.AsyncClient(base_url="http://gateway", transport=ready) as gateway:
-        await until_ready(gateway, servers, told.append)
-    assert told == [f"going on without Redis: no server answers at {said}"]
+        await until_ready(gateway, servers, reported.append)
+    assert reported == [f"going on without Redis: no server answers at {sent}"]
 
 
 async def test_a_gateway_that_is_too_busy_to_answer_in_time_is_asked_again() -> None:

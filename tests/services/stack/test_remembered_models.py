@@ -16,12 +16,12 @@ def test_a_file_that_cannot_be_read_costs_the_models_in_it_and_is_named(tmp_path
 
 
 def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
-    told: list[str] = []
-    remembered = RememberedModels(tmp_path, told.append)
+    reported: list[str] = []
+    remembered = RememberedModels(tmp_path, reported.append)
     remembered.add("m", ModelRequest(do="load", model="m"))
-    assert told == []
+    assert reported == []
     (tmp_path / MODELS_FILE).unlink()
     (tmp_path / MODELS_FILE).mkdir()
     remembered.add("n", ModelRequest(do="load", model="n"))
-    (what,) = told
+    (what,) = reported
     assert what.startswith("the next start will not load what is loaded now: ")

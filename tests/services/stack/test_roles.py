@@ -15,15 +15,15 @@ from headwater.services.stack.model_turns import ModelTurns
 from headwater.services.stack.roles import Role
 
 
-async def test_the_supervisor_hears_the_loads_of_engines(
+async def test_the_supervisor_receives_the_loads_of_engines(
     free_dir: Path, kept: dict[str, Any]
 ) -> None:
     passwords = Passwords.new()
     passwords.write_servers(free_dir)
     server = await start_nats(free_dir, config=free_dir / NATS_FILE, **kept)
-    heard = asyncio.Event()
+    received = asyncio.Event()
     turns = ModelTurns(1, lambda _: None)
-    turns.on_change = heard.set
+    turns.on_change = received.set
     load = events_pb2.Load(num_running=1).SerializeToString()
     try:
         async with (
@@ -34,7 +34,7 @@ async def test_the_supervisor_hears_the_loads_of_engines(
         ):
             following = asyncio.ensure_future(turns.follow(loads))
             # The subscription may not be there yet.
-            while not heard.is_set():
+            while not received.is_set():
                 await engine.publish(subjects.load("m", "m-0"), load)
                 await asyncio.sleep(0.05)
             following.cancel()

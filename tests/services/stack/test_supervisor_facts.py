@@ -21,13 +21,13 @@ from headwater.services.stack.supervisor_facts import (
 OF_KIND = {"number": 0.5, "whole": 1, "boolean": True, "list": ["a"], "path": "/x", "text": "auto"}
 
 
-def test_the_last_whole_lines_of_a_log_are_told(tmp_path: Path) -> None:
+def test_the_last_whole_lines_of_a_log_are_reported(tmp_path: Path) -> None:
     lines = [f"{number:063d}" for number in range(3000)]
     (tmp_path / "engine-0.log").write_text("\n".join(lines) + "\n")
-    told = log_lines(tmp_path, "engine-0")
-    assert told is not None
-    assert told == lines[-len(told) :]
-    assert MAX_LOG_BYTES - 64 <= sum(len(line) + 1 for line in told) <= MAX_LOG_BYTES
+    reported = log_lines(tmp_path, "engine-0")
+    assert reported is not None
+    assert reported == lines[-len(reported) :]
+    assert MAX_LOG_BYTES - 64 <= sum(len(line) + 1 for line in reported) <= MAX_LOG_BYTES
 
 
 @pytest.mark.parametrize("name", ["../secret", "..", "", "nobody", "/etc/passwd", "a/b"])
@@ -52,12 +52,12 @@ def test_folders_of_one_disk_share_a_row(tmp_path: Path) -> None:
     assert 0 < row["used_bytes"] <= row["total_bytes"]
 
 
-def test_each_setting_of_a_model_takes_a_value_of_the_kind_that_is_told() -> None:
-    told = {each["name"]: each for each in model_settings(StackSettings())}
-    assert told["max_model_len"]["kind"] == "whole"
-    assert told["kv_disk_dir"]["kind"] == "path"
-    assert told["kv_cache_dtype"]["value"] == "auto"
-    for name, setting in told.items():
+def test_each_setting_of_a_model_takes_a_value_of_the_reported_kind() -> None:
+    reported = {each["name"]: each for each in model_settings(StackSettings())}
+    assert reported["max_model_len"]["kind"] == "whole"
+    assert reported["kv_disk_dir"]["kind"] == "path"
+    assert reported["kv_cache_dtype"]["value"] == "auto"
+    for name, setting in reported.items():
         assert setting["help"], name
         request = ModelRequest(do="load", settings={name: OF_KIND[setting["kind"]]})
         assert name in own_settings(request)
@@ -65,9 +65,9 @@ def test_each_setting_of_a_model_takes_a_value_of_the_kind_that_is_told() -> Non
 
 def test_values_of_a_model_are_the_deployments_unless_they_are_about_the_first_model() -> None:
     settings = StackSettings(numerics="tree", max_model_len=64, tool_call_parser="hermes")
-    told = {each["name"]: each["value"] for each in model_settings(settings)}
-    assert told["numerics"] == "tree"
-    assert (told["max_model_len"], told["tool_call_parser"]) == ("", "")
+    reported = {each["name"]: each["value"] for each in model_settings(settings)}
+    assert reported["numerics"] == "tree"
+    assert (reported["max_model_len"], reported["tool_call_parser"]) == ("", "")
 
 
 def test_an_unknown_question_is_refused_by_name() -> None:

@@ -194,7 +194,7 @@ SENTENCEPIECE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("family", "changed", "told"),
+    ("family", "changed", "reported"),
     [
         (BYTE_LEVEL, {"tokens": [1, 2]}, "tokens is '2 items'; known: a list of str"),
         (BYTE_LEVEL, {"tokens": "abc"}, "tokens is 'abc'; known: a list of str"),
@@ -220,7 +220,7 @@ SENTENCEPIECE: dict[str, Any] = {
     ],
 )
 def test_metadata_that_do_not_fit_one_another_are_refused_by_their_key(
-    family: dict[str, Any], changed: dict[str, Any], told: str
+    family: dict[str, Any], changed: dict[str, Any], reported: str
 ) -> None:
     def build(values: dict[str, Any]) -> None:
         metadata = Metadata({f"tokenizer.ggml.{name}": value for name, value in values.items()})
@@ -229,7 +229,7 @@ def test_metadata_that_do_not_fit_one_another_are_refused_by_their_key(
         generation_config(metadata)
 
     build(family)
-    with pytest.raises(GgufTokenizerError, match=f"tokenizer.ggml.{told}"):
+    with pytest.raises(GgufTokenizerError, match=f"tokenizer.ggml.{reported}"):
         build(family | changed)
 
 

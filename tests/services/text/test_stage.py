@@ -140,10 +140,11 @@ async def test_a_stage_that_lacks_its_model_says_so_and_fails(module: str, tmp_p
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", module, f"--model-folder={tmp_path}", stderr=asyncio.subprocess.PIPE
     )
-    _, said = await process.communicate()
+    _, printed = await process.communicate()
     assert process.returncode == 1
     assert (
-        "is not a converted model: model.json is missing" in said.decode().strip().splitlines()[-1]
+        "is not a converted model: model.json is missing"
+        in printed.decode().strip().splitlines()[-1]
     )
 
 
@@ -159,9 +160,9 @@ async def test_an_output_processor_whose_tokens_spell_no_bytes_says_so_and_fails
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", module, f"--model-folder={tmp_path}", stderr=asyncio.subprocess.PIPE
     )
-    _, said = await process.communicate()
+    _, printed = await process.communicate()
     assert process.returncode == 1
-    lines = said.decode().strip().splitlines()
+    lines = printed.decode().strip().splitlines()
     assert lines[-1].startswith(
         "headwater output-processor: the tokenizer's decoder is BPEDecoder; allowed: ByteLevel"
     )
@@ -179,11 +180,11 @@ async def test_a_processor_whose_model_has_a_default_that_no_request_may_have_sa
         *(sys.executable, "-m", "headwater.services.processor", *flags),
         stderr=asyncio.subprocess.PIPE,
     )
-    _, said = await process.communicate()
+    _, printed = await process.communicate()
     assert process.returncode == 1
     assert (
         "top_k is 50.5; allowed: a number that the field can hold"
-        in said.decode().strip().splitlines()[-1]
+        in printed.decode().strip().splitlines()[-1]
     )
 
 

@@ -64,7 +64,7 @@ class Asker:
         self._model = model
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
-        self._says = simulated_model(vocab_size)
+        self._reports = simulated_model(vocab_size)
 
     def questions(self, arrivals: Sequence[Arrival], seed: int, rate: float) -> Iterator[Question]:
         """Questions at `rate`, in the trace's order."""
@@ -126,7 +126,7 @@ class Asker:
         )
         question.token_ids = [
             expected_tokens(
-                self._says,
+                self._reports,
                 body["prompt"],
                 sampling,
                 choice_index=choice,

@@ -79,11 +79,11 @@ def test_a_response_in_the_background_is_found_when_it_is_done(
 
 def test_a_response_without_an_answer_has_no_next_turn(client: openai.OpenAI) -> None:
     asked = client.responses.create(**LONG, input="Name a river.")
-    told = f"previous_response_id is '{asked.id}'; allowed: one that was answered and is kept"
+    reported = f"previous_response_id is '{asked.id}'; allowed: one that was answered and is kept"
     for is_cancelled in (False, True):
         if is_cancelled:
             client.responses.cancel(asked.id)
-        with pytest.raises(openai.BadRequestError, match=re.escape(told)) as refused:
+        with pytest.raises(openai.BadRequestError, match=re.escape(reported)) as refused:
             client.responses.create(
                 **ASKED | {"background": False}, input="More.", previous_response_id=asked.id
             )
@@ -180,11 +180,11 @@ def test_another_gateway_goes_on_with_what_was_computed(
     with start_gateway(slow_behind, *flags) as first, start_gateway(slow_behind, *flags) as second:
         with openai.OpenAI(base_url=f"{first.rest}/v1", api_key="any", max_retries=0) as official:
             stream = official.responses.create(**asked, stream=True)
-            told: list[Any] = [next(stream)]
-            while not text_of(told):
-                told.append(next(stream))
+            reported: list[Any] = [next(stream)]
+            while not text_of(reported):
+                reported.append(next(stream))
             stream.close()
-        response_id = told[0].response.id
+        response_id = reported[0].response.id
         loads = {load_of(each): each for each in (first, second)}
         computing = loads[1]
         other = loads[0]
@@ -216,10 +216,10 @@ def test_a_response_outlives_the_gateways_that_compute_it(
         with openai.OpenAI(base_url=f"{first.rest}/v1", api_key="any", max_retries=0) as official:
             asked = LONG | {"max_output_tokens": 500}
             stream = official.responses.create(**asked, input="Tell of the sea.", stream=True)
-            told: list[Any] = []
-            while not text_of(told):
-                told.append(next(stream))
-        response_id = told[0].response.id
+            reported: list[Any] = []
+            while not text_of(reported):
+                reported.append(next(stream))
+        response_id = reported[0].response.id
         with openai.OpenAI(base_url=f"{second.rest}/v1", api_key="any", max_retries=0) as official:
             first.stage.kill()
             assert official.responses.retrieve(response_id).status == "in_progress"
@@ -229,12 +229,12 @@ def test_a_response_outlives_the_gateways_that_compute_it(
         start_gateway(behind, *flags) as third,
         openai.OpenAI(base_url=f"{third.rest}/v1", api_key="any", max_retries=0) as official,
     ):
-        after = told[-1].sequence_number
+        after = reported[-1].sequence_number
         rest: list[Any] = list(
             official.responses.retrieve(response_id, stream=True, starting_after=after)
         )
         assert [event.sequence_number for event in rest] == list(
             range(after + 1, after + 1 + len(rest))
         )
-        assert rest[-1].response.output_text == text_of(told) + text_of(rest)
+        assert rest[-1].response.output_text == text_of(reported) + text_of(rest)
         assert rest[-1].response.usage.output_tokens == 500

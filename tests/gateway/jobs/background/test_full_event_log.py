@@ -103,7 +103,7 @@ def test_streams_that_outgrow_what_their_tenant_may_keep_end_and_say_why(small: 
 
 
 @pytest.mark.parametrize("stages_behind", ["slow_behind"], indirect=True)
-def test_who_reads_a_stream_that_is_deleted_hears_its_end_and_nothing_else_is_kept_of_it(
+def test_a_reader_of_a_deleted_stream_receives_its_end_and_nothing_else_is_kept(
     small: Gateway,
 ) -> None:
     ada = Customer(small)

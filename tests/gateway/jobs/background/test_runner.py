@@ -27,7 +27,7 @@ from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.store import Store
 
 
-def told(kind: str, **more: Any) -> bytes:
+def reported(kind: str, **more: Any) -> bytes:
     """An event of a stream."""
     return b"id: 1\nevent: %b\ndata: %b\n\n" % (
         kind.encode(),
@@ -59,7 +59,9 @@ async def test_an_answer_that_comes_too_late_changes_nothing(
         async def answer(scope: Any, receive: Any, send: Any) -> None:
             await ledger.change(tenant.id, response_id, meanwhile)
             await reply(
-                send, 200, told("response.completed", response=response | {"status": "completed"})
+                send,
+                200,
+                reported("response.completed", response=response | {"status": "completed"}),
             )
 
         await ledger.add(
@@ -88,7 +90,7 @@ async def test_an_answer_that_comes_too_late_changes_nothing(
 
 AGAIN = ("GET", "/v1/streams/r")
 ANEW = ("POST", "/v1/responses")
-LOST = told("error", code="stream_taken_over") + told(
+LOST = reported("error", code="stream_taken_over") + reported(
     "response.failed", response={"status": "failed"}
 )
 
@@ -126,12 +128,12 @@ async def test_a_run_goes_on_with_the_stream_of_the_one_before_or_begins_anew(
         "created_at": 1,
         "store": False,
     }
-    done = told("response.completed", response=response | {"status": "completed"})
-    heard: list[tuple[str, str]] = []
+    done = reported("response.completed", response=response | {"status": "completed"})
+    received: list[tuple[str, str]] = []
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:
-        status = statuses[len(heard)]
-        heard.append((scope["method"], scope["path"]))
+        status = statuses[len(received)]
+        received.append((scope["method"], scope["path"]))
         await reply(send, status, b"{}" if status != 200 else LOST if is_lost else done)
 
     async with Bus.open(nats_url) as bus, Store.open(redis_url) as store:
@@ -166,7 +168,7 @@ async def test_a_run_goes_on_with_the_stream_of_the_one_before_or_begins_anew(
             async for _, data in log_of(durable, tenant.id, response_id).stored()
             for event in msgspec.json.decode(data)
         ]
-    assert heard == asked
+    assert received == asked
     assert left.response["status"] == ("in_progress" if is_lost else "completed")
     assert text == ([] if is_lost else ["response.completed"])
 
@@ -185,8 +187,8 @@ async def test_events_that_the_tenant_has_no_room_for_are_not_kept(
         "created_at": 1,
         "store": False,
     }
-    piece = told("response.output_text.delta", output_index=0, delta="x" * 10_000)
-    last = told(
+    piece = reported("response.output_text.delta", output_index=0, delta="x" * 10_000)
+    last = reported(
         "response.completed", response=response | {"status": "completed", "output": ["whole"]}
     )
 

@@ -123,16 +123,16 @@ class Core:
         for command in commands:
             self.commands.write(encode(command))
 
-    def said(self) -> Iterator[Report]:
+    def sent(self) -> Iterator[Report]:
         """For ever, as it comes."""
         while True:
             self.reports.wait()
             yield from map(decode_report, self.reports.read())
 
     def steps(self) -> Iterator[Step]:
-        return (report for report in self.said() if isinstance(report, Step))
+        return (report for report in self.sent() if isinstance(report, Step))
 
-    def masks_said(self) -> Iterator[MaskReport]:
+    def masks_reported(self) -> Iterator[MaskReport]:
         """Reports to those who fill masks, as they come."""
         while True:
             self.mask_reports.wait()
@@ -194,18 +194,18 @@ def test_a_core_that_waits_for_blocks_alone_says_so_now_and_then(
 ) -> None:
     monkeypatch.setattr(core_process, "WAITING_SECONDS", 0.01)
     core.send(request(1))
-    waiting = (report for report in core.said() if isinstance(report, Waiting))
+    waiting = (report for report in core.sent() if isinstance(report, Waiting))
     assert [report.load.num_waiting for report in itertools.islice(waiting, 3)] == [1, 1, 1]
     core.send(Cancel([1]))
 
 
 def test_who_has_prepared_all_says_so_once(core: Core) -> None:
-    said = core.said()
-    assert any(isinstance(report, Prepared) for report in said)
+    sent = core.sent()
+    assert any(isinstance(report, Prepared) for report in sent)
     core.send(request(1, max_tokens=3))
     last = next(
         report
-        for report in said
+        for report in sent
         if isinstance(report, Prepared) or (isinstance(report, Step) and report.output.finishes)
     )
     assert isinstance(last, Step)
@@ -216,13 +216,13 @@ def test_a_cancelled_request_says_nothing_after_the_step_that_runs_and_gives_its
     core: Core, pace: Pace
 ) -> None:
     core.send(request(1), request(2))
-    said = core.steps()
+    sent = core.steps()
 
     def ended_steps() -> Iterator[Step]:
         """Steps one by one. Each step runs until the test asks for it."""
         while True:
             pace.may_end()
-            yield next(said)
+            yield next(sent)
 
     steps = ended_steps()
     last_step = next(step.output.step for step in steps if len(step.output.keys) == 2)
@@ -244,10 +244,10 @@ def test_a_step_in_which_no_request_starts_or_ends_reports_no_load_soon_after_an
 ) -> None:
     monkeypatch.setattr(core_process, "LOAD_SECONDS", math.inf)
     core.send(request(2, max_tokens=3), request(3, max_tokens=8))
-    said = core.steps()
+    sent = core.steps()
     steps: list[Step] = []
     while not steps or 3 not in [end.key for end in steps[-1].output.finishes]:
-        steps.append(next(said))
+        steps.append(next(sent))
     says_more = [bool(step.output.starts or step.output.finishes) for step in steps]
     assert [step.load is not None for step in steps] == says_more
     assert not all(says_more)
@@ -282,7 +282,7 @@ def test_the_thread_that_fills_masks_gets_only_wanted_masks_and_tokens_drawn_und
     core: Core,
 ) -> None:
     core.send(request(1), request(2, max_tokens=3, has_grammar=True))
-    mask_reports = core.masks_said()
+    mask_reports = core.masks_reported()
     tokens = list[int]()
     wanted = next(mask_reports).wanted
     assert wanted is not None
@@ -295,13 +295,13 @@ def test_the_thread_that_fills_masks_gets_only_wanted_masks_and_tokens_drawn_und
             assert (drawn.keys, drawn.wanted) == ([2], None)
             tokens += drawn.token_ids
     # The server hears of everything, as if nobody else did.
-    told: dict[int, list[int]] = {1: [], 2: []}
+    reported: dict[int, list[int]] = {1: [], 2: []}
     for step in core.steps():
         for key, token_id in zip(step.output.keys, step.output.token_ids, strict=True):
-            told[key].append(token_id)
+            reported[key].append(token_id)
         if any(finished.key == 2 for finished in step.output.finishes):
             break
-    assert told[2][:2] == tokens
+    assert reported[2][:2] == tokens
     assert not core.mask_reports.read()
 
 
@@ -318,11 +318,11 @@ def test_a_start_that_comes_no_further_says_so_again(monkeypatch: pytest.MonkeyP
     writer = RingWriter(report_writer)
     reader = RingReader(report_reader)
     say = SpokenProgress(writer)
-    for repeat_seconds, num_said in ((60.0, 1), (0.0, 3)):
+    for repeat_seconds, num_reported in ((60.0, 1), (0.0, 3)):
         monkeypatch.setattr(core_process, "REPEAT_SECONDS", repeat_seconds)
         for _ in range(3):
             say("waiting for other hosts", 0, 2)
-        assert len(reader.read()) == num_said
+        assert len(reader.read()) == num_reported
     writer.close()
     reader.close()
 
@@ -335,8 +335,8 @@ def test_loading_is_reported_by_tenths_and_not_with_every_tensor() -> None:
     for done in range(0, 1001, 3):
         say("loading weights", done, 1000)
     say("loading weights", 1000, 1000)
-    said = [decode_report(message) for message in reader.read()]
-    assert [report.done // 100 for report in said if isinstance(report, Progress)] == list(
+    sent = [decode_report(message) for message in reader.read()]
+    assert [report.done // 100 for report in sent if isinstance(report, Progress)] == list(
         range(11)
     )
     writer.close()

@@ -24,9 +24,9 @@ CONFIG = EngineConfig(num_blocks=100, max_model_len=1024, max_num_seqs=8, max_nu
 def test_an_engine_has_a_speculator_unless_speculation_is_off() -> None:
     executor = SimulatedExecutor(CONFIG, SimulatedModel(vocab_size=1000), SimulatedTiming())
     usual = EngineSettings(executor="simulated")
-    told = EngineSettings(executor="simulated", speculation="off")
+    reported = EngineSettings(executor="simulated", speculation="off")
     assert build_speculator(usual, CONFIG, executor, FACTS) is not None
-    assert build_speculator(told, CONFIG, executor, FACTS) is None
+    assert build_speculator(reported, CONFIG, executor, FACTS) is None
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

@@ -133,7 +133,7 @@ def test_a_window_does_not_shorten_a_model_for_stages_of_text_or_for_engines(
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "reported"),
     [
         (
             "tokenizer.json",
@@ -159,7 +159,7 @@ def test_a_window_does_not_shorten_a_model_for_stages_of_text_or_for_engines(
     ],
 )
 def test_files_of_text_that_cannot_be_read_are_refused_before_weights_are(
-    name: str, content: bytes, told: str, checkpoint: Path, tmp_path: Path
+    name: str, content: bytes, reported: str, checkpoint: Path, tmp_path: Path
 ) -> None:
     source = tmp_path / "source"
     folder = tmp_path / "folder"
@@ -168,7 +168,7 @@ def test_files_of_text_that_cannot_be_read_are_refused_before_weights_are(
     # Nothing that could be read as a tensor.
     (source / "model.safetensors").write_bytes(b"")
     folder.mkdir()
-    with pytest.raises((ConfigError, TokenizerFilesError), match=told):
+    with pytest.raises((ConfigError, TokenizerFilesError), match=reported):
         convert(
             ConvertSettings(source=source, folder=folder, name="tiny", revision="1", device="cuda")
         )

@@ -112,7 +112,7 @@ async def test_every_choice_matches_and_streams_beside_them_are_as_ever(
 async def test_an_answer_that_repeats_itself_is_drafted_and_the_same(folder: Path) -> None:
     """A step takes 20 ms, however many tokens it computes."""
     grammar = schema_grammar(VERSES).encode()
-    told: list[dict[int, list[int]]] = []
+    reported: list[dict[int, list[int]]] = []
     accepted: list[int] = []
     with engine_process(
         "--threads=1", f"--model-folder={folder}", "--simulated-step-seconds=0.02"
@@ -124,11 +124,11 @@ async def test_an_answer_that_repeats_itself_is_drafted_and_the_same(folder: Pat
                     sampling.speculative.mode = mode
                     await client.send(masked(i, grammar, sampling=sampling))
                 await client.read_until_finished(1, 2, 3)
-            told.append(client.tokens)
+            reported.append(client.tokens)
             accepted.append(sum(finish.work.accepted_tokens for finish in client.finishes.values()))
             for finish in client.finishes.values():
                 assert (finish.reason, finish.error) == (STOP, "")
-    assert told[0] == told[1]
+    assert reported[0] == reported[1]
     assert accepted[0] > accepted[1] == 0
 
 

@@ -27,11 +27,11 @@ from tests.services.grammars.test_structured_answers import schema_grammar
 async def test_masks_come_while_the_event_loop_stands_still(demo_folder: Path) -> None:
     writer_end, reader_end = create_ring()
     reports = RingWriter(writer_end)
-    said = queue.Queue[Command]()
+    sent = queue.Queue[Command]()
     table = np.zeros((1, 2, VOCAB_SIZE // 32), np.int32)
     compiler, writer = (
         GrammarCompiler(demo_folder),
-        MaskWriter(table, said.put, lambda seconds: None),
+        MaskWriter(table, sent.put, lambda seconds: None),
     )
     writer.follow(
         7, *await compiler.member(schema_grammar({"type": "boolean"}).encode(), ASKER), []
@@ -44,13 +44,13 @@ async def test_masks_come_while_the_event_loop_stands_still(demo_folder: Path) -
             )
         )
         # Waits in this thread, so nothing runs in the loop.
-        assert said.get(timeout=60) == MasksFilled([1], [3], [0], [1])
+        assert sent.get(timeout=60) == MasksFilled([1], [3], [0], [1])
         assert table[0, 1].any()
         token_id = int(
             np.flatnonzero(np.unpackbits(table[0, 1].view(np.uint8), bitorder="little"))[0]
         )
         reports.write(encode(MaskReport(keys=[7], num_tokens=[1], token_ids=[token_id])))
-        assert said.get(timeout=60) == MasksFilled([1], [3], [1], [1])
+        assert sent.get(timeout=60) == MasksFilled([1], [3], [1], [1])
     reports.close()
     writer.close()
     compiler.close()
@@ -59,11 +59,11 @@ async def test_masks_come_while_the_event_loop_stands_still(demo_folder: Path) -
 async def test_each_draft_up_to_one_that_is_forbidden_gets_the_mask_that_follows_it(
     demo_folder: Path, demo_model: TextModel
 ) -> None:
-    said: list[Command] = []
+    sent: list[Command] = []
     table = np.zeros((6, 2, VOCAB_SIZE // 32), np.int32)
     compiler, writer = (
         GrammarCompiler(demo_folder),
-        MaskWriter(table, said.append, lambda seconds: None),
+        MaskWriter(table, sent.append, lambda seconds: None),
     )
     grammar = grammar_of(
         StructuredOutput(choice=StructuredOutput.Choices(choices=["yes sir", "yes"])), ()
@@ -85,11 +85,11 @@ async def test_each_draft_up_to_one_that_is_forbidden_gets_the_mask_that_follows
             keys=[key], rows=[1], tickets=[ticket], output_indices=[0], draft_ids=[draft_ids]
         )
         writer.on_reports(MaskReport(wanted=wanted))
-        assert said == [
+        assert sent == [
             MasksFilled([1], [ticket], [0], [len(draft_ids) + 1]),
             Forced([1], [ticket], [0], [[yes]]),
         ]
-        said.clear()
+        sent.clear()
         filled: list[list[int]] = table[: len(draft_ids) + 1, 1].tolist()
         return filled
 
@@ -99,7 +99,7 @@ async def test_each_draft_up_to_one_that_is_forbidden_gets_the_mask_that_follows
     assert ask(7, 1, [no]) == [masks[0], everything]
     # None of that was the answer.
     writer.on_reports(MaskReport(keys=[7], num_tokens=[2], token_ids=[yes, sir]))
-    assert said == [MasksFilled([1], [1], [2], [1])]
+    assert sent == [MasksFilled([1], [1], [2], [1])]
     assert table[0, 1].tolist() == masks[2]
     writer.close()
     compiler.close()
@@ -108,10 +108,10 @@ async def test_each_draft_up_to_one_that_is_forbidden_gets_the_mask_that_follows
 async def test_masks_of_drafts_behind_drawn_tokens_are_reported_with_the_masks_of_these_tokens(
     demo_folder: Path, demo_model: TextModel
 ) -> None:
-    said: list[Command] = []
+    sent: list[Command] = []
     compiler = GrammarCompiler(demo_folder)
     table = np.zeros((2, 2, VOCAB_SIZE // 32), np.int32)
-    writer = MaskWriter(table, said.append, lambda seconds: None)
+    writer = MaskWriter(table, sent.append, lambda seconds: None)
     grammar = grammar_of(
         StructuredOutput(choice=StructuredOutput.Choices(choices=["yes sir", "yes"])), ()
     )
@@ -128,7 +128,7 @@ async def test_masks_of_drafts_behind_drawn_tokens_are_reported_with_the_masks_o
     drafts = MasksWanted(keys=[8], rows=[1], tickets=[4], output_indices=[1], draft_ids=[[sir]])
     drawn = MaskReport(keys=[7, 8], num_tokens=[1, 1], token_ids=[yes, yes])
     writer.on_reports(drawn, following=lambda: [MaskReport(wanted=drafts)])
-    assert said == [
+    assert sent == [
         MasksFilled([0, 1], [3, 4], [0, 0], [1, 1]),
         MasksFilled([0, 1], [3, 4], [1, 1], [1, 2]),
     ]
@@ -140,7 +140,7 @@ async def test_masks_of_drafts_behind_drawn_tokens_are_reported_with_the_masks_o
 async def test_forced_tokens_are_reported_behind_the_mask_of_the_first(
     demo_folder: Path, demo_model: TextModel
 ) -> None:
-    said: list[Command] = []
+    sent: list[Command] = []
     compiler = GrammarCompiler(demo_folder)
     num_words = VOCAB_SIZE // 32
     text = "the longest night of the year"
@@ -153,27 +153,29 @@ async def test_forced_tokens_are_reported_behind_the_mask_of_the_first(
     run = demo_model.tokenizer.encode(f"{text}:", add_special_tokens=False)
     wanted = MasksWanted(keys=[7], rows=[1], tickets=[3], output_indices=[0])
 
-    async def said_by(
+    async def reported_by(
         num_positions: int, *, is_drafted: bool = True, tokens: list[int]
     ) -> list[list[list[int]]]:
         """What is forced, at first and after each token, where anything is."""
         writer = MaskWriter(
-            np.zeros((num_positions, 2, num_words), np.int32), said.append, lambda seconds: None
+            np.zeros((num_positions, 2, num_words), np.int32), sent.append, lambda seconds: None
         )
         writer.follow(7, *await compiler.member(grammar.encode(), ASKER), [], is_drafted=is_drafted)
         writer.on_reports(MaskReport(wanted=wanted))
         for token_id in tokens:
             writer.on_reports(MaskReport(keys=[7], num_tokens=[1], token_ids=[token_id]))
         writer.close()
-        assert isinstance(said[0], MasksFilled)
-        forced = [command.forced_ids for command in said if isinstance(command, Forced)]
-        said.clear()
+        assert isinstance(sent[0], MasksFilled)
+        forced = [command.forced_ids for command in sent if isinstance(command, Forced)]
+        sent.clear()
         return forced
 
-    assert await said_by(16, tokens=run) == [[run[i:]] for i in range(len(run))]
+    assert await reported_by(16, tokens=run) == [[run[i:]] for i in range(len(run))]
     # What the longest draft takes, and the longest draft behind it.
-    assert await said_by(2, tokens=[]) == [[run[:3]]]
-    assert await said_by(1, tokens=[]) == await said_by(16, is_drafted=False, tokens=[]) == []
+    assert await reported_by(2, tokens=[]) == [[run[:3]]]
+    assert (
+        await reported_by(1, tokens=[]) == await reported_by(16, is_drafted=False, tokens=[]) == []
+    )
     compiler.close()
 
 

@@ -48,8 +48,8 @@ def test_a_finish_does_not_wait_for_chunks_that_are_gone() -> None:
 
 def test_the_session_gets_every_frame() -> None:
     outbox = Outbox()
-    told = []
-    outbox.on_filled = lambda: told.append(True)
+    reported = []
+    outbox.on_filled = lambda: reported.append(True)
     outbox.put([token_frame(1)])
     outbox.put_chunk(chunk(5, 1))
-    assert len(told) == 2
+    assert len(reported) == 2

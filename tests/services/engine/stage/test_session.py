@@ -248,8 +248,10 @@ async def test_a_request_says_whether_and_how_its_tokens_may_be_drafted() -> Non
         if speculative is not None:
             request.sampling.speculative.CopyFrom(speculative)
         session.take(pb.ClientFrame(adds=[request]))
-    heard = [command.request.speculation for command in host.commands if isinstance(command, Add)]
-    assert heard == [each for _, each in asked for _ in range(2)]
+    received = [
+        command.request.speculation for command in host.commands if isinstance(command, Add)
+    ]
+    assert received == [each for _, each in asked for _ in range(2)]
 
 
 async def test_the_end_of_a_stream_says_what_was_drafted_and_answered_here() -> None:

@@ -51,7 +51,7 @@ def choices(*texts: str) -> str:
     return grammar_of(StructuredOutput(choice=StructuredOutput.Choices(choices=texts)), {})
 
 
-async def told(
+async def reported(
     compiler: GrammarCompiler, grammar: str, output_ids: tuple[int, ...] = (), **bounds: object
 ) -> list[Told]:
     """Answers to eight prompts."""
@@ -66,7 +66,7 @@ async def texts(
     output_ids: tuple[int, ...] = (),
     **bounds: object,
 ) -> set[str]:
-    found = await told(compiler, grammar, output_ids, **bounds)
+    found = await reported(compiler, grammar, output_ids, **bounds)
     assert {each.finished and each.finished.reason for each in found} == {FinishReason.STOP}
     return {model.tokenizer.decode(each.token_ids[:-1]) for each in found}
 
@@ -125,7 +125,7 @@ async def test_an_answer_that_bounds_and_grammar_leave_no_token_ends_with_an_err
         (choices("yes sir"), {"allowed_token_ids": (yes,)}, 1),
         (choices("yes sir"), {"bad_words": ((yes, sir),)}, 1),
     ):
-        for each in await told(compiler, grammar, **bounds):
+        for each in await reported(compiler, grammar, **bounds):
             assert each.finished is not None
             assert (each.finished.reason, len(each.token_ids)) == (
                 FinishReason.UNFOLLOWABLE,

@@ -36,7 +36,7 @@ def test_credits_travel_with_a_load() -> None:
     assert ReplicaLoad.from_pb(Load.FromString(load.to_pb("a", 1).SerializeToString())) == load
 
 
-async def test_backlogs_are_heard_over_the_bus_those_of_the_model_alone(nats_url: str) -> None:
+async def test_backlogs_of_the_model_alone_are_received_over_the_bus(nats_url: str) -> None:
     async with (
         Bus.open(nats_url) as bus,
         WaitingCredits(asyncio.get_running_loop().time).running(bus, "m") as credits,

@@ -94,7 +94,7 @@ class Caller:
 
     def __init__(self, quiet: Silence | None = None, unreadable: bytes = b"\x00") -> None:
         self.letters = Letters()
-        self.heard = ""
+        self.received = ""
         self._unreadable = unreadable
         self.opened = asyncio.Event()
         self.answered = asyncio.Event()
@@ -102,14 +102,14 @@ class Caller:
             self.letters.next_frame, self._on_frame, quiet
         )
 
-    def say(self, text: str) -> None:
+    def send(self, text: str) -> None:
         self.letters.waiting.extend(text)
         self.end.wake()
 
     def _on_frame(self, frame: bytes) -> None:
         if frame == self._unreadable:
             raise ValueError("rows and columns differ")
-        self.heard += frame.decode()
+        self.received += frame.decode()
         self.answered.set()
 
     async def run(self, address: str) -> Ending:
@@ -122,35 +122,35 @@ async def test_all_frames_come_back_in_order_and_then_the_session_ends() -> None
     echoes: list[Echo] = []
     async with server(echoing(echoes)) as address:
         caller = Caller()
-        caller.say("what is said before it is open, ")
+        caller.send("what is said before it is open, ")
         running = asyncio.create_task(caller.run(address))
         await caller.opened.wait()
-        caller.say("and after.")
+        caller.send("and after.")
         assert await running == Ending(Cause.ENDED, "it ended the session")
-    assert caller.heard == "what is said before it is open, and after."
+    assert caller.received == "what is said before it is open, and after."
 
 
 @settings(max_examples=25, deadline=None)
 @given(
-    said=st.lists(st.text(alphabet="abcde", max_size=9), max_size=12),
+    sent=st.lists(st.text(alphabet="abcde", max_size=9), max_size=12),
     pauses=st.lists(st.booleans(), min_size=12, max_size=12),
 )
 def test_no_letter_is_lost_or_doubled_whenever_it_is_sent(
-    said: list[str], pauses: list[bool]
+    sent: list[str], pauses: list[bool]
 ) -> None:
     async def talk() -> str:
         async with server(echoing([])) as address:
             caller = Caller()
             running = asyncio.create_task(caller.run(address))
-            for text, pause in zip(said, pauses, strict=False):
-                caller.say(text)
+            for text, pause in zip(sent, pauses, strict=False):
+                caller.send(text)
                 if pause:
                     await asyncio.sleep(0.001)
-            caller.say(".")
+            caller.send(".")
             assert (await running).cause is Cause.ENDED
-            return caller.heard
+            return caller.received
 
-    assert asyncio.run(talk()) == "".join(said) + "."
+    assert asyncio.run(talk()) == "".join(sent) + "."
 
 
 async def test_the_other_end_notices_a_cancelled_caller() -> None:
@@ -158,7 +158,7 @@ async def test_the_other_end_notices_a_cancelled_caller() -> None:
     async with server(echoing(echoes)) as address:
         caller = Caller()
         running = asyncio.create_task(caller.run(address))
-        caller.say("hello")
+        caller.send("hello")
         async with asyncio.timeout(60):
             await caller.answered.wait()
             running.cancel()
@@ -177,7 +177,7 @@ async def test_a_process_that_fails_in_the_middle_breaks_the_session_with_its_re
         # NOTE: gRPC would name a write that fails at that moment instead.
         ending = await caller.run(address)
     assert ending == Ending(Cause.BROKEN, "the disk burns")
-    assert caller.heard == "ab"
+    assert caller.received == "ab"
 
 
 async def test_a_process_without_the_method_is_named_as_one() -> None:
@@ -230,22 +230,22 @@ async def test_a_fault_in_what_is_to_be_sent_is_raised_and_no_session_stands_wit
                 await broken.run(channel, channel.stream_stream(METHOD)(), caller.opened.set)
 
 
-async def test_a_stranger_hears_no_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[bytes] = []
+async def test_a_caller_without_proof_receives_no_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    received: list[bytes] = []
 
     async def session(frames: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
         async for frame in frames:
-            heard.append(frame)
+            received.append(frame)
             yield frame
 
     async with server(session) as address:
         monkeypatch.setattr(cluster_key, "current", lambda: cluster_key.ClusterKey(["k" * 32]))
         caller = Caller()
-        caller.say("a secret")
+        caller.send("a secret")
         ending = await caller.run(address)
     assert ending.cause is Cause.STRANGER
     assert not ending.was_open
-    assert heard == []
+    assert received == []
     assert not caller.opened.is_set()
 
 
@@ -254,15 +254,15 @@ async def test_sessions_follow_each_other_until_one_is_the_last(
 ) -> None:
     monkeypatch.setattr(calling, "RECONNECT_SECONDS", 0.0)
     echoes: list[Echo] = []
-    heard: list[str] = []
+    received: list[str] = []
     async with server(echoing(echoes)) as address:
 
         async def one() -> Ending:
             caller = Caller()
-            caller.say(f"session {len(heard)}.")
+            caller.send(f"session {len(received)}.")
             ending = await caller.run(address)
-            heard.append(caller.heard)
+            received.append(caller.received)
             return ending
 
-        await keep_up(one, "a session", address, is_over=lambda _: len(heard) == 3)
-    assert heard == ["session 0.", "session 1.", "session 2."]
+        await keep_up(one, "a session", address, is_over=lambda _: len(received) == 3)
+    assert received == ["session 0.", "session 1.", "session 2."]

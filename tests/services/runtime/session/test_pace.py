@@ -44,14 +44,14 @@ def test_many_streams_have_a_share_each_and_more_as_their_tokens_leave() -> None
 def test_no_credit_is_lost_or_made_and_no_stream_stands_still() -> None:
     pace = Pace()
     given = dict.fromkeys(range(600), pace.open(range(600), CREDIT))
-    told = Counter[int]()
-    while any(told[number] < CREDIT + 100 for number in given):
+    reported = Counter[int]()
+    while any(reported[number] < CREDIT + 100 for number in given):
         for number in given:
-            assert given[number] > told[number], "it has used its credit and gets no more"
-            given[number] += pace.granted(number, 100) if not told[number] else 0
-            told[number] += (step := min(7, given[number] - told[number]))
+            assert given[number] > reported[number], "it has used its credit and gets no more"
+            given[number] += pace.granted(number, 100) if not reported[number] else 0
+            reported[number] += (step := min(7, given[number] - reported[number]))
             given[number] += pace.on_delivered(number, step)
-            assert given[number] - told[number] <= LEAST_AHEAD
+            assert given[number] - reported[number] <= LEAST_AHEAD
     assert set(given.values()) == {CREDIT + 100}
 
 
@@ -89,15 +89,15 @@ async def test_the_engine_of_300_streams_computes_no_further_ahead_than_a_gatewa
             if not resumable:
                 # As fast as an engine can, until their credit is used: they get as much again, not
                 # all.
-                engine.say_tokens({number: [500] * LEAST_AHEAD for number in left})
-                await engine.hears(lambda: len(engine.credits) >= len(left))
+                engine.send_tokens({number: [500] * LEAST_AHEAD for number in left})
+                await engine.receives(lambda: len(engine.credits) >= len(left))
                 assert {credit.tokens for credit in engine.credits} == {LEAST_AHEAD}
             # A neighbour is served meanwhile.
             await reader.send(reader.opening(1, credit=10))
             [number] = (await engine.add(1)).stream_ids
-            engine.say_tokens({number: [500]})
-            engine.say_finish(number)
+            engine.send_tokens({number: [500]})
+            engine.send_finish(number)
             await reader.finish(1)
-            assert reader.heard[1].token_ids == [500]
+            assert reader.received[1].token_ids == [500]
             call.cancel()
         await listener.server.stop(grace=0)

@@ -43,15 +43,15 @@ class Lender(blocks_pb2_grpc.BlocksServicer):
     """Says where blocks lie, or nothing at all, and nothing more until it hears that they are
     copied. Notes each frame that it gets."""
 
-    def __init__(self, heard: asyncio.Queue[object], *, is_silent: bool = False) -> None:
-        self._heard = heard
+    def __init__(self, received: asyncio.Queue[object], *, is_silent: bool = False) -> None:
+        self._received = received
         self._is_silent = is_silent
 
     async def Pull(
         self, frames: AsyncIterator[pb.PullFrame], context: Any
     ) -> AsyncIterator[pb.BlockFrame]:
         async for frame in frames:
-            self._heard.put_nowait(frame)
+            self._received.put_nowait(frame)
             for pull in frame.pulls if not self._is_silent else ():
                 yield pb.BlockFrame(
                     pull_id=pull.pull_id, before=CLAIM, places=pb.Places(handle=b"here", blocks=[7])
@@ -63,9 +63,9 @@ class Lender(blocks_pb2_grpc.BlocksServicer):
 class HeardLender(BlocksServicer):
     """The lending side of an engine. Notes each frame that it gets."""
 
-    def __init__(self, leases: PeerLeases, heard: asyncio.Queue[object]) -> None:
+    def __init__(self, leases: PeerLeases, received: asyncio.Queue[object]) -> None:
         super().__init__(leases)
-        self._heard = heard
+        self._received = received
 
     async def Pull(
         self, frames: AsyncIterator[pb.PullFrame], context: Any
@@ -75,7 +75,7 @@ class HeardLender(BlocksServicer):
 
     async def _noted(self, frames: AsyncIterator[pb.PullFrame]) -> AsyncIterator[pb.PullFrame]:
         async for frame in frames:
-            self._heard.put_nowait(frame)
+            self._received.put_nowait(frame)
             yield frame
 
 
@@ -84,12 +84,12 @@ class Puller:
     to the core."""
 
     def __init__(self) -> None:
-        self.said: asyncio.Queue[object] = asyncio.Queue()
+        self.sent: asyncio.Queue[object] = asyncio.Queue()
         self.placed: asyncio.Queue[Placed] = asyncio.Queue()
         records = np.zeros((1, 1), np.uint8)
         self.pulls = PeerPulls(
             records,
-            answer=self.said.put_nowait,
+            answer=self.sent.put_nowait,
             place=self.placed.put_nowait,
             leave=lambda left: None,
         )
@@ -111,7 +111,7 @@ class Puller:
             await listener.server.stop(None)
 
     async def answer(self) -> Pulled:
-        while not isinstance(answer := await self.said.get(), Pulled):
+        while not isinstance(answer := await self.sent.get(), Pulled):
             pass
         return answer
 
@@ -123,11 +123,11 @@ def _signs_of_life_come_fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_an_engine_whose_blocks_are_being_copied_is_not_taken_for_silent() -> None:
     puller = Puller()
-    async with puller.asking(Lender(puller.said)):
+    async with puller.asking(Lender(puller.sent)):
         assert (await puller.placed.get()).places.blocks == [7]
         # The copy goes on for longer than a silent engine is waited for.
-        heard = [await puller.said.get() for _ in range(4 * SILENT_TURNS)]
-        assert not any(isinstance(each, Pulled) for each in heard)
+        received = [await puller.sent.get() for _ in range(4 * SILENT_TURNS)]
+        assert not any(isinstance(each, Pulled) for each in received)
         puller.pulls.copied(PullCopied(pull=1))
         answer = await puller.answer()
         assert (answer.before.hashes, answer.after.hashes) == ([HASH], [HASH])
@@ -135,7 +135,7 @@ async def test_an_engine_whose_blocks_are_being_copied_is_not_taken_for_silent()
 
 async def test_an_engine_that_owes_an_answer_and_says_nothing_is_given_up() -> None:
     puller = Puller()
-    async with puller.asking(Lender(puller.said, is_silent=True)):
+    async with puller.asking(Lender(puller.sent, is_silent=True)):
         assert (await puller.answer()).after.hashes == []
 
 
@@ -159,7 +159,7 @@ class Lending:
         """Scope of a lease that the puller has asked for; its number."""
         async with (
             owned_task(self.leases.watch()),
-            puller.asking(HeardLender(self.leases, puller.said)),
+            puller.asking(HeardLender(self.leases, puller.sent)),
         ):
             yield (await self.asked.get()).lease
 
@@ -181,8 +181,8 @@ async def test_an_engine_in_a_long_step_is_not_taken_for_silent(
     lending = Lending(may_be_in_step=True)
     async with lending.asked_by(puller) as lease:
         # The core hears of it once its step has ended, later than a silent engine is waited for.
-        heard = [await puller.said.get() for _ in range(4 * SILENT_TURNS)]
-        assert not any(isinstance(each, Pulled) for each in heard)
+        received = [await puller.sent.get() for _ in range(4 * SILENT_TURNS)]
+        assert not any(isinstance(each, Pulled) for each in received)
         claim = Claim(key=KEY, hashes=[HASH], generations=[1])
         lending.leases.on_lent(Lent(lease=lease, rows=[], before=claim, after=claim))
         assert (await puller.answer()).after == claim

@@ -13,7 +13,7 @@ from headwater.services.answers.parts import Parts
 
 
 @dataclass
-class Heard:
+class ReceivedAnswer:
     """What a client has put together."""
 
     content: str = ""
@@ -40,13 +40,13 @@ class Heard:
         ]
 
 
-def heard_of(answer_format: AnswerFormat, pieces: list[str]) -> Heard:
+def receive(answer_format: AnswerFormat, pieces: list[str]) -> ReceivedAnswer:
     parser = AnswerParser(answer_format)
-    heard = Heard()
+    received = ReceivedAnswer()
     for piece in pieces:
-        heard.take(parser.push(piece))
-    heard.take(parser.flush())
-    return heard
+        received.take(parser.push(piece))
+    received.take(parser.flush())
+    return received
 
 
 def cut(text: str, places: list[int]) -> list[str]:
