@@ -67,7 +67,7 @@ export class Adapters {
 }
 
 function tenantsOf({ owner, tenants }) {
-  // A tenant is told neither.
+  // A tenant sees neither.
   if (owner) return `its own: ${owner}`;
   if (tenants === undefined) return "–";
   return tenants === null ? "all" : tenants.join(", ");

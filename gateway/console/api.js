@@ -31,10 +31,10 @@ function fields(schema, schemas) {
   return el("div", { class: "scroll", tabindex: "0" }, el("table", {}, el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...rows)));
 }
 
-function operation(path, method, told, schemas) {
-  const content = Object.values(told.requestBody?.content ?? {})[0];
+function operation(path, method, reported, schemas) {
+  const content = Object.values(reported.requestBody?.content ?? {})[0];
   const body = content && resolved(content.schema, schemas);
-  const title = [el("span", { class: "badge good" }, method.toUpperCase()), " ", el("code", {}, path), ` ${told.summary ?? ""}`];
+  const title = [el("span", { class: "badge good" }, method.toUpperCase()), " ", el("code", {}, path), ` ${reported.summary ?? ""}`];
   if (!body?.properties) return el("p", { class: "operation" }, ...title);
   return el("details", { class: "operation" }, el("summary", {}, ...title), fields(body, schemas));
 }
@@ -44,7 +44,7 @@ async function show() {
   if (!response.ok) throw await refusal(response);
   const { paths, components, info } = await response.json();
   const shown = Object.entries(paths).flatMap(([path, methods]) =>
-    Object.entries(methods).map(([method, told]) => operation(path, method, told, components.schemas)),
+    Object.entries(methods).map(([method, reported]) => operation(path, method, reported, components.schemas)),
   );
   find("paths").replaceChildren(el("p", { class: "note" }, `Version ${info.version}. Keys go into the header “authorization: Bearer KEY”.`), ...shown);
 }

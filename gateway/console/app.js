@@ -46,8 +46,8 @@ function show(focus) {
   if (focus) find("title").focus();
 }
 
-function take(told) {
-  const snapshot = told.replicas ? { ...told, replicas: withRates(told, history) } : told;
+function take(reported) {
+  const snapshot = reported.replicas ? { ...reported, replicas: withRates(reported, history) } : reported;
   for (const view of Object.values(views)) view.update(snapshot, history);
   const { is_admin: isAdmin, name: who } = snapshot.caller;
   for (const link of find("views").querySelectorAll("[data-admin]")) link.parentElement.hidden = !isAdmin;

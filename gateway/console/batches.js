@@ -13,7 +13,7 @@ const PAUSE_MS = 2000;
 export class BatchesView {
   constructor() {
     this.title = "Batches";
-    this.said = el("p", { role: "status", class: "said" });
+    this.notice = el("p", { role: "status", class: "notice" });
     this.tenant = field("In the name of the tenant", { placeholder: "the administrators' own", onchange: () => this.read() });
     this.tenant.classList.add("tenant-field");
     this.file = field("Requests, a JSON object a line", { type: "file", accept: ".jsonl,application/jsonl", required: true });
@@ -25,7 +25,7 @@ export class BatchesView {
       "div",
       {},
       this.tenant,
-      section("New batch", "Each line has custom_id, method, url and body.", this.form, this.said),
+      section("New batch", "Each line has custom_id, method, url and body.", this.form, this.notice),
       section("Batches", "", this.batches.element),
       section("Files", "", this.files.element),
     );
@@ -50,7 +50,7 @@ export class BatchesView {
       this.batches.update(batches.data);
       this.files.update(files.data);
     } catch (error) {
-      setText(this.said, error.message);
+      setText(this.notice, error.message);
     }
   }
 
@@ -72,9 +72,9 @@ export class BatchesView {
 
   async attempt(work) {
     try {
-      setText(this.said, await work());
+      setText(this.notice, await work());
     } catch (error) {
-      setText(this.said, error.message);
+      setText(this.notice, error.message);
     }
     await this.read();
   }

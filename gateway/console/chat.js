@@ -251,9 +251,9 @@ export class ChatView {
     const began = performance.now();
     const asked = this.options.request(this.model.value || (await firstModel()), messages);
     turn.element.classList.add("running");
-    const told = { "content-type": "application/json", "x-headwater-receipt": "1", ...headers() };
+    const requestHeaders = { "content-type": "application/json", "x-headwater-receipt": "1", ...headers() };
     let first = null;
-    for await (const event of answered(asked, told, signal)) {
+    for await (const event of answered(asked, requestHeaders, signal)) {
       const delta = event.choices[0]?.delta ?? {};
       if (delta.content || delta.reasoning_content || delta.tool_calls) first ??= performance.now();
       if (delta.reasoning_content) turn.addThoughts(delta.reasoning_content);

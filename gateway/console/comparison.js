@@ -50,8 +50,8 @@ class Side {
     try {
       const values = this.options.presets.get(this.preset.lastElementChild.value) ?? this.options.values();
       const body = this.options.request(this.model.lastElementChild.value, messages, values);
-      const told = { "content-type": "application/json", "x-headwater-receipt": "1", ...headers() };
-      for await (const event of answer(body, told, signal)) {
+      const requestHeaders = { "content-type": "application/json", "x-headwater-receipt": "1", ...headers() };
+      for await (const event of answer(body, requestHeaders, signal)) {
         const delta = event.choices[0]?.delta ?? {};
         if (delta.content || delta.reasoning_content || delta.tool_calls) first ??= performance.now();
         if (delta.reasoning_content) turn.addThoughts(delta.reasoning_content);

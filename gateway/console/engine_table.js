@@ -21,20 +21,20 @@ const hitText = (row) => `${percent(row.cached_tokens, row.routed_tokens)} of ${
 
 // What the gateways think of a replica; each by its name where they differ.
 function trustText({ gateways }) {
-  const told = Object.entries(gateways).map(([name, { trust, is_synced: isSynced }]) => ({
+  const reported = Object.entries(gateways).map(([name, { trust, is_synced: isSynced }]) => ({
     name,
     text: `${Math.round(trust * 100)} %${isSynced ? "" : ", index behind"}`,
   }));
-  const texts = new Set(told.map(({ text }) => text));
-  return texts.size > 1 ? told.map(({ name, text }) => `${text} at ${name}`).join("; ") : (told[0]?.text ?? "–");
+  const texts = new Set(reported.map(({ text }) => text));
+  return texts.size > 1 ? reported.map(({ name, text }) => `${text} at ${name}`).join("; ") : (reported[0]?.text ?? "–");
 }
 
 export class EngineTable {
   constructor() {
     this.rows = new Map();
-    this.said = el("p", { role: "status", class: "said" });
+    this.notice = el("p", { role: "status", class: "notice" });
     this.table = this.makeTable();
-    this.element = el("div", {}, this.table.element, this.said);
+    this.element = el("div", {}, this.table.element, this.notice);
   }
 
   update(rows) {
@@ -110,12 +110,12 @@ export class EngineTable {
   async drain(id) {
     const text = `${id} takes nothing new. What it runs has 30 seconds, then goes on elsewhere where that is possible. A supervisor starts another engine in its place.`;
     if (!(await confirmed(`Drain ${id}?`, text, "Drain"))) return;
-    setText(this.said, `${id} drains`);
+    setText(this.notice, `${id} drains`);
     try {
-      const told = await call("POST", `/admin/replicas/${encodeURIComponent(id)}/drain`, {});
-      setText(this.said, `${id} has drained: ${told.num_finished} ended by themselves, ${told.num_cancelled} were handed over`);
+      const reported = await call("POST", `/admin/replicas/${encodeURIComponent(id)}/drain`, {});
+      setText(this.notice, `${id} has drained: ${reported.num_finished} ended by themselves, ${reported.num_cancelled} were handed over`);
     } catch (error) {
-      setText(this.said, error.message);
+      setText(this.notice, error.message);
     }
   }
 }

@@ -82,7 +82,7 @@ export class LiveView {
     this.replicas.update(snapshot.replicas);
     this.stages.update(snapshot.stages.map((row) => ({ ...row, ...toldBy(row, snapshot) })));
     this.prefixes.update(snapshot.prefixes);
-    this.tell(snapshot.replicas);
+    this.report(snapshot.replicas);
   }
 
   showRequests() {
@@ -92,7 +92,7 @@ export class LiveView {
   }
 
   // Who came and who left since the last snapshot.
-  tell(replicas) {
+  report(replicas) {
     const now = new Map(replicas.map(({ id, epoch }) => [`${id} ${epoch}`, id]));
     if (this.known) {
       for (const [life, id] of this.known) if (!now.has(life)) this.note(`${id} has left`);
@@ -121,7 +121,7 @@ const countOf = (value) => (value === null || value === undefined ? "" : count(v
 
 const word = (kind) => kind.replace("_", " ");
 
-// What a gateway has told of its requests and its index; nothing waits in the other stages.
+// What a gateway has reported of its requests and its index; nothing waits in the other stages.
 function toldBy({ kind, id }, { gateways, event_lags: lags }) {
   const totals = gateways.find((each) => each.id === id)?.totals;
   return kind === "gateway" && totals ? { num_running: totals.num_running, num_waiting: totals.num_waiting, lag: lags[id] } : {};

@@ -19,8 +19,8 @@ const READ = {
 export class ModelSettings {
   constructor() {
     this.form = el("form", { class: "fields calculator", onsubmit: (event) => event.preventDefault() });
-    this.said = el("p", { class: "said", role: "status" });
-    this.element = el("details", { ontoggle: () => this.read() }, el("summary", {}, "Settings of this model alone"), this.said, this.form);
+    this.notice = el("p", { class: "notice", role: "status" });
+    this.element = el("details", { ontoggle: () => this.read() }, el("summary", {}, "Settings of this model alone"), this.notice, this.form);
   }
 
   async read() {
@@ -28,9 +28,9 @@ export class ModelSettings {
     try {
       const { data } = await call("GET", "/admin/model-settings");
       this.form.replaceChildren(...data.map(fieldOf));
-      setText(this.said, "Fields that are empty have the value that they show.");
+      setText(this.notice, "Fields that are empty have the value that they show.");
     } catch (error) {
-      setText(this.said, error.message);
+      setText(this.notice, error.message);
     }
   }
 

@@ -13,12 +13,12 @@ const path = (id) => `/admin/models/${encodeURIComponent(id)}`;
 export class ModelsView {
   constructor() {
     this.title = "Models";
-    this.said = el("p", { role: "status", class: "said" });
-    this.table = modelTable((text) => setText(this.said, text));
+    this.notice = el("p", { role: "status", class: "notice" });
+    this.table = modelTable((text) => setText(this.notice, text));
     this.form = section("Load a model", "Beside those that are served; it is downloaded and converted first.", this.makeForm());
-    this.adapters = new Adapters((text) => setText(this.said, text));
+    this.adapters = new Adapters((text) => setText(this.notice, text));
     this.calculator = new MemoryCalculator();
-    this.element = el("div", {}, this.table.element, this.said, this.form, this.adapters.element, this.calculator.element);
+    this.element = el("div", {}, this.table.element, this.notice, this.form, this.adapters.element, this.calculator.element);
   }
 
   update({ models, adapters = [], caller }) {
@@ -45,17 +45,17 @@ export class ModelsView {
     try {
       const own = this.own.given();
       const card = await call("POST", "/admin/models", { ...given(form), ...(Object.keys(own).length ? { settings: own } : {}) });
-      setText(this.said, `${card.id} is loading`);
+      setText(this.notice, `${card.id} is loading`);
       form.reset();
       this.own.reset();
     } catch (error) {
-      setText(this.said, error.message);
+      setText(this.notice, error.message);
     }
   }
 }
 
 function bounds(row) {
-  // Who is no administrator is told only whether there is any.
+  // Without administrator rights only whether there is any is shown.
   if (row.replicas === null) return "there";
   if (row.max_replicas === undefined) return `${row.replicas}`;
   const wanted = row.min_replicas === row.max_replicas ? `${row.max_replicas}` : `${row.min_replicas} to ${row.max_replicas}`;

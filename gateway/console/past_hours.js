@@ -45,8 +45,8 @@ export class PastHours {
       const values = data.map(read).filter((each) => each !== null);
       const [, past, now, mean, most] = this.rows[i].children;
       drawSparkline(past.firstElementChild, values, Math.max(2, values.length));
-      const told = values.length ? [values.at(-1), values.reduce((a, b) => a + b, 0) / values.length, Math.max(...values)] : [];
-      [now, mean, most].forEach((cell, n) => setText(cell, told.length ? show(told[n]) : "–"));
+      const reported = values.length ? [values.at(-1), values.reduce((a, b) => a + b, 0) / values.length, Math.max(...values)] : [];
+      [now, mean, most].forEach((cell, n) => setText(cell, reported.length ? show(reported[n]) : "–"));
     });
   }
 }

@@ -51,10 +51,10 @@ function makeTimeline() {
 }
 
 function updateTimeline(node, row) {
-  const told = phases(row);
-  const words = PHASES.map((phase, i) => (told[i] >= 0.0005 ? `${phase} ${seconds(told[i])}` : null)).filter(Boolean);
+  const reported = phases(row);
+  const words = PHASES.map((phase, i) => (reported[i] >= 0.0005 ? `${phase} ${seconds(reported[i])}` : null)).filter(Boolean);
   setText(node.children[0], words.join(", ") || "–");
-  drawBar(node.children[1], told.reduce((a, b) => a + b, 0), ...told);
+  drawBar(node.children[1], reported.reduce((a, b) => a + b, 0), ...reported);
 }
 
 function explainButton({ id, tenant }) {
@@ -67,24 +67,24 @@ function explainButton({ id, tenant }) {
 async function explain(id, tenant) {
   const named = tenant === "open" || tenant === "admin" ? {} : { "x-tenant": tenant };
   try {
-    const told = await call("GET", `/v1/requests/${encodeURIComponent(id)}/explain`, undefined, named);
-    openDialog(`Request ${id}`, explanation(told));
+    const reported = await call("GET", `/v1/requests/${encodeURIComponent(id)}/explain`, undefined, named);
+    openDialog(`Request ${id}`, explanation(reported));
   } catch (error) {
     openDialog(`Request ${id}`, el("p", { class: "failed" }, error.message));
   }
 }
 
-function explanation(told) {
-  const prompts = told.prompts.map((prompt, i) =>
+function explanation(reported) {
+  const prompts = reported.prompts.map((prompt, i) =>
     el(
       "section",
       {},
-      el("h3", {}, told.prompts.length > 1 ? `Prompt ${i + 1}: ${prompt.outcome}` : prompt.outcome),
+      el("h3", {}, reported.prompts.length > 1 ? `Prompt ${i + 1}: ${prompt.outcome}` : prompt.outcome),
       el("dl", { class: "facts-list" }, ...Object.entries(prompt.seconds).flatMap(([name, value]) => fact(name.replaceAll("_", " "), seconds(value)))),
       ...prompt.attempts.map((attempt, n) => attemptOf(attempt, n + 1)),
     ),
   );
-  const all = el("details", {}, el("summary", {}, "All of it, as JSON"), el("pre", { tabindex: "0" }, JSON.stringify(told, null, 2)));
+  const all = el("details", {}, el("summary", {}, "All of it, as JSON"), el("pre", { tabindex: "0" }, JSON.stringify(reported, null, 2)));
   return el("div", {}, ...prompts, all);
 }
 

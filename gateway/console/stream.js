@@ -5,8 +5,8 @@ import { refusal, root } from "./session.js";
 const PATIENCE_MS = 20_000; // With a server that is out of reach; it keeps a stream that nobody reads a little shorter.
 const PAUSE_MS = 250;
 
-// What the server says in one response, until its end mark; `told` learns which event was the last.
-async function* events(response, told) {
+// What the server says in one response, until its end mark; `position` keeps which event was the last.
+async function* events(response, position) {
   if (!response.ok) throw await refusal(response);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -22,7 +22,7 @@ async function* events(response, told) {
       if (!line.startsWith("data: ")) continue;
       const event = JSON.parse(line.slice(6));
       if (event.error) throw Object.assign(new Error(event.error.message), { passes: event.error.code === "draining" });
-      Object.assign(told, { id: event.id, last: number, brokeAt: null });
+      Object.assign(position, { id: event.id, last: number, brokeAt: null });
       yield event;
     }
   }
@@ -32,24 +32,24 @@ const pause = () => new Promise((resolve) => setTimeout(resolve, PAUSE_MS));
 
 // Events of a chat completion. `signal` stops it, and then the server need not keep it.
 export async function* answer(body, headers, signal, base = root) {
-  const told = { id: "", last: 0, brokeAt: null };
+  const position = { id: "", last: 0, brokeAt: null };
   const options = { include_usage: true, resumable: true };
   const asked = JSON.stringify({ ...body, stream: true, stream_options: options });
   let open = () => fetch(`${base}/v1/chat/completions`, { method: "POST", headers, signal, body: asked });
   const again = () =>
-    fetch(`${base}/v1/streams/${told.id}`, { headers: { ...headers, "last-event-id": String(told.last) }, signal });
+    fetch(`${base}/v1/streams/${position.id}`, { headers: { ...headers, "last-event-id": String(position.last) }, signal });
   for (;;) {
     try {
-      yield* events(await open(), told);
+      yield* events(await open(), position);
       return;
     } catch (error) {
-      if (signal.aborted && told.last) {
-        fetch(`${base}/v1/streams/${told.id}`, { method: "DELETE", headers }).catch(() => {});
+      if (signal.aborted && position.last) {
+        fetch(`${base}/v1/streams/${position.id}`, { method: "DELETE", headers }).catch(() => {});
       }
-      told.brokeAt ??= performance.now();
+      position.brokeAt ??= performance.now();
       // What a connection raises when it breaks is a TypeError.
       const passes = error.passes || error instanceof TypeError;
-      if (signal.aborted || !told.last || !passes || performance.now() - told.brokeAt > PATIENCE_MS) throw error;
+      if (signal.aborted || !position.last || !passes || performance.now() - position.brokeAt > PATIENCE_MS) throw error;
     }
     await pause();
     open = again;

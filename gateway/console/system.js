@@ -17,12 +17,12 @@ export class SystemView {
     this.settings = new Part("Settings in force", "Secrets are shown as “set”. Of `headwater up`, and of each gateway.", "/admin/configuration", settingTable());
     this.audit = new Part("What administrators did", "The last 31 days.", "/admin/audit", auditTable(), (rows) => rows.reverse());
     this.logs = new LogDrawer();
-    this.storesSaid = el("p", { role: "status", class: "said" });
+    this.storesNotice = el("p", { role: "status", class: "notice" });
     this.element = el(
       "div",
       {},
       section("Processes", "", this.versions, this.processes.element),
-      section("Stores and disks", "", this.stores.element, this.storesSaid),
+      section("Stores and disks", "", this.stores.element, this.storesNotice),
       this.logs.element,
       this.settings.element,
       this.audit.element,
@@ -45,9 +45,9 @@ export class SystemView {
     try {
       const { data, note } = await call("GET", "/admin/stores");
       this.stores.update(data);
-      setText(this.storesSaid, note);
+      setText(this.storesNotice, note);
     } catch (error) {
-      setText(this.storesSaid, error.message);
+      setText(this.storesNotice, error.message);
     }
   }
 }
@@ -57,18 +57,18 @@ class Part {
   constructor(title, note, path, table, order = (rows) => rows) {
     Object.assign(this, { path, table, order });
     this.text = field("Contains", { type: "search", oninput: () => this.show() });
-    this.said = el("p", { role: "status", class: "said" });
+    this.notice = el("p", { role: "status", class: "notice" });
     this.rows = [];
-    this.element = el("details", { class: "block", ontoggle: () => this.read() }, el("summary", {}, title), el("p", { class: "note" }, note), this.text, table.element, this.said);
+    this.element = el("details", { class: "block", ontoggle: () => this.read() }, el("summary", {}, title), el("p", { class: "note" }, note), this.text, table.element, this.notice);
   }
 
   async read() {
     if (!this.element.open) return;
     try {
       this.rows = this.order((await call("GET", this.path)).data).map((row, number) => ({ ...row, number }));
-      setText(this.said, "");
+      setText(this.notice, "");
     } catch (error) {
-      setText(this.said, error.message);
+      setText(this.notice, error.message);
     }
     this.show();
   }
@@ -84,7 +84,7 @@ class LogDrawer {
     this.process = choice("Process", { onchange: () => this.read() }, []);
     this.text = field("Contains", { type: "search", oninput: () => this.show() });
     this.lines = el("pre", { class: "log-lines", tabindex: "0", "aria-label": "Log lines" });
-    this.said = el("p", { role: "status", class: "said" });
+    this.notice = el("p", { role: "status", class: "notice" });
     this.known = [];
     const again = el("button", { type: "button", class: "quiet", onclick: () => this.read() }, "Read again");
     this.element = el(
@@ -92,7 +92,7 @@ class LogDrawer {
       { class: "block", ontoggle: () => this.open() },
       el("summary", {}, "Log lines"),
       el("div", { class: "filter" }, this.process, this.text, again),
-      this.said,
+      this.notice,
       this.lines,
     );
   }
@@ -110,7 +110,7 @@ class LogDrawer {
       select.replaceChildren(...names.map((name) => new Option(name, name, false, name === chosen)));
       await this.read();
     } catch (error) {
-      setText(this.said, error.message);
+      setText(this.notice, error.message);
     }
   }
 
@@ -119,10 +119,10 @@ class LogDrawer {
     if (!name) return;
     try {
       this.known = (await call("GET", `/admin/logs/${encodeURIComponent(name)}`)).data;
-      setText(this.said, "");
+      setText(this.notice, "");
     } catch (error) {
       this.known = [];
-      setText(this.said, error.message);
+      setText(this.notice, error.message);
     }
     this.show();
     this.lines.scrollTop = this.lines.scrollHeight;

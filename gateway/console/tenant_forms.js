@@ -64,13 +64,13 @@ function showKey(id, key) {
 }
 
 export async function showKeys(id) {
-  const said = el("p", { role: "status", class: "said" });
+  const notice = el("p", { role: "status", class: "notice" });
   const attempt = async (work) => {
     try {
       table.update((await work()).keys);
-      setText(said, "");
+      setText(notice, "");
     } catch (error) {
-      setText(said, error.message);
+      setText(notice, error.message);
     }
   };
   const table = new LiveTable(
@@ -92,16 +92,16 @@ export async function showKeys(id) {
   );
   const add = async (body) => {
     await attempt(async () => {
-      const told = await call("POST", `${path(id)}/keys`, body);
-      showKey(id, told.key);
-      return told;
+      const reported = await call("POST", `${path(id)}/keys`, body);
+      showKey(id, reported.key);
+      return reported;
     });
   };
   const buttons = [
     el("button", { type: "button", onclick: () => add({}) }, "Add a key"),
     el("button", { type: "button", class: "quiet", onclick: () => add({ expire_others_after: 86_400 }) }, "Replace: the others end in a day"),
   ];
-  openDialog(`Keys of ${id}`, el("div", {}, table.element, said), ...buttons);
+  openDialog(`Keys of ${id}`, el("div", {}, table.element, notice), ...buttons);
   await attempt(() => call("GET", path(id)));
 }
 

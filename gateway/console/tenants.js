@@ -10,11 +10,11 @@ export class TenantsView {
   constructor() {
     this.title = "Tenants";
     this.note = el("p", { class: "note" });
-    this.said = el("p", { role: "status", class: "said" });
-    const say = (text) => setText(this.said, text);
+    this.notice = el("p", { role: "status", class: "notice" });
+    const say = (text) => setText(this.notice, text);
     this.add = el("button", { type: "button", class: "quiet", onclick: () => addTenant(say) }, "Add a tenant");
     this.table = tenantTable(say);
-    this.element = el("div", {}, this.note, this.table.element, this.said, this.add);
+    this.element = el("div", {}, this.note, this.table.element, this.notice, this.add);
   }
 
   update({ tenants, caller }) {
@@ -27,10 +27,10 @@ export class TenantsView {
 }
 
 function limitsOf(limits) {
-  const told = Object.entries(LIMITS)
+  const reported = Object.entries(LIMITS)
     .filter(([name]) => limits[name] !== undefined)
     .map(([name, [unit]]) => `${count(limits[name])} ${unit}${name === "budget" ? ` a ${limits.budget_period ?? "month"}` : ""}`);
-  return told.join(", ");
+  return reported.join(", ");
 }
 
 function allLimits({ limits, models }) {

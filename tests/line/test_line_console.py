@@ -261,7 +261,7 @@ def test_an_engine_is_drained_by_two_clicks(page: Page) -> None:
     page.click("[aria-label='Drain engine-0']")
     page.wait("document.querySelector('dialog')?.innerText.includes('Drain engine-0?')")
     page.click("dialog button:not(.quiet)")
-    page.wait("document.querySelector('.said').innerText.includes('engine-0 has drained')", 60)
+    page.wait("document.querySelector('.notice').innerText.includes('engine-0 has drained')", 60)
     until(
         page,
         lambda: rows(page, "Engines").get("engine-0", {}).get("state") == "serving",

@@ -32,7 +32,7 @@ def opened(chromium: Chromium, line: Line) -> Iterator[Page]:
 
 def sent(page: Page, words: str) -> None:
     """Waits until the page tells how something ended."""
-    page.wait(f"document.querySelector('.said').innerText.includes({words!r})", 60)
+    page.wait(f"document.querySelector('.notice').innerText.includes({words!r})", 60)
 
 
 @pytest.fixture(scope="module")

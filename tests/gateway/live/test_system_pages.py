@@ -51,7 +51,7 @@ def test_the_console_without_a_supervisor_says_where_disks_and_logs_are(
 ) -> None:
     with contextlib.closing(chromium.new_page()) as page:
         page.open(f"{gateway.rest}/#system")
-        page.wait("document.querySelector('.said').innerText.includes('kubelet_volume_stats')")
+        page.wait("document.querySelector('.notice').innerText.includes('kubelet_volume_stats')")
         page.run("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
         page.wait("document.body.innerText.includes('kubectl logs')")
         assert page.complaints == []
