@@ -85,9 +85,12 @@ class SimulatedCache:
         this plan may read what another one writes in it."""
         is_alone = plan.counts != 1
         if plan.admitted:
-            is_alone |= np.isin(plan.rows, [admitted.row for admitted in plan.admitted])
-        together = ~is_alone
-        self._write_tokens(plan.rows[together], plan.starts[together])
+            is_admitted = np.zeros(len(self._block_table), np.bool_)
+            is_admitted[[admitted.row for admitted in plan.admitted]] = True
+            is_alone |= is_admitted[plan.rows]
+        if not is_alone.all():
+            together = ~is_alone
+            self._write_tokens(plan.rows[together], plan.starts[together])
         for i in np.flatnonzero(is_alone).tolist():
             self._write_chunk(int(plan.rows[i]), int(plan.starts[i]), int(plan.counts[i]))
         if self._states.are_kept:

@@ -51,7 +51,8 @@ class SimulatedStates:
         ends = plan.starts + plan.counts
         # Most rows decode a token within a block.
         is_inner = (plan.counts == 1) & (ends % self._block_size > 0)
-        self._write_tokens(plan.rows[is_inner], plan.starts[is_inner])
+        if is_inner.any():
+            self._write_tokens(plan.rows[is_inner], plan.starts[is_inner])
         others = ~is_inner
         bounds = (each[others].tolist() for each in (plan.rows, plan.starts, ends))
         for row, start, end in zip(*bounds, strict=True):

@@ -184,7 +184,7 @@ def buckets_of(seconds: FloatArray) -> npt.NDArray[np.int64]:
 
 def _smooth(counts: npt.NDArray[np.floating | np.integer]) -> FloatArray:
     """Means of each count and its neighbours, the count itself weighing half."""
-    padded = np.pad(counts.astype(np.float64), 1, mode="edge")
+    padded = np.concatenate((counts[:1], counts, counts[-1:])).astype(np.float64)
     smooth: FloatArray = (padded[:-2] + 2 * padded[1:-1] + padded[2:]) / 4
     return smooth
 

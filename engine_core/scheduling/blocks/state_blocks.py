@@ -242,7 +242,7 @@ class StateBlocks(Blocks):
         return _Growth(blocks, lack_pages, self._states.capacity[rows] < ends - 1)
 
     def num_to_grow(self, full_rows: RowIndices) -> int:
-        return int(self._costs(full_rows).sum())
+        return int(self._costs(full_rows).sum()) if full_rows.size else 0
 
     def num_growable(self, full_rows: RowIndices) -> int:
         return int((self._costs(full_rows).cumsum() <= self.num_free).sum())
