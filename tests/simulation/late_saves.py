@@ -38,6 +38,11 @@ class LateSaves:
             self._make_for(plan.in_blocks.tolist(), plan.in_slots.tolist())
             self._swapper.swap(SwapPlan(in_blocks=plan.in_blocks, in_slots=plan.in_slots))
 
+    @property
+    def are_held(self) -> bool:
+        """Whether any copies out are to be made."""
+        return bool(self._held)
+
     def protect(self, blocks: Collection[int]) -> None:
         """Makes the copies that these blocks need before they are written."""
         self._make_for(blocks, ())
@@ -63,6 +68,8 @@ class LateSaves:
         self._make(max(needed, default=0))
 
     def _make(self, count: int) -> None:
+        if not count:
+            return
         pairs = [self._held.popleft() for _ in range(count)]
         blocks, slots = np.array(pairs, np.int32).reshape(-1, 2).T
         self._swapper.swap(SwapPlan(out_blocks=blocks, out_slots=slots))
@@ -86,5 +93,6 @@ class LateSavesExecutor(SimulatedExecutor):
         self.swapper = self.saves = LateSaves(self.swapper, num_looks)
 
     def submit(self, plan: StepPlan) -> int:
-        self.saves.protect(plan.written_blocks(self._block_size).tolist())
+        if self.saves.are_held:
+            self.saves.protect(plan.written_blocks(self._block_size).tolist())
         return super().submit(plan)

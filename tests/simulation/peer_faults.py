@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import typer
@@ -36,9 +36,22 @@ from tests.simulation.tier_faults import (
 )
 
 NUM_ENGINES = 2
-MOST_ROUNDS = 14
 MOST_STEPS = 1500
 """A seed takes some 60, one of many rounds some 200."""
+
+
+class Pace(NamedTuple):
+    """How long a seed lasts. Of each tuple it draws one."""
+
+    most_rounds: int = 14
+    """Most rounds of requests."""
+    prompt_lens: tuple[int, ...] = (9, 50, 64, 79)
+    answer_lens: tuple[int, ...] = (1, 2, 9)
+
+
+WHOLE = Pace()
+BRIEF = Pace(2, (50, 64, 79), (1, 1, 2))
+"""A third of a whole seed's steps, in which as many blocks are pulled."""
 
 
 @dataclass(slots=True)
@@ -72,13 +85,14 @@ class Run:
     def __init__(
         self,
         seed: int,
-        most_rounds: int,
+        pace: Pace,
         *,
         copies_published: bool = False,
         pages: Pages = ONE_PAGE,
     ) -> None:
         """`copies_published`: engines copy out of each other's KV caches and publish their blocks,
         in every seed."""
+        self.pace = pace
         self.pages = pages
         self.rng = rng = random.Random(seed)
         # Draws of their own, which leave the steps of a seed as they are.
@@ -99,7 +113,7 @@ class Run:
         # What is published is read by a second pull from the same engine, and by later ones.
         is_long = self.publishes and self.is_direct and self.race_rng.random() < 0.5
         num_rounds, self.death_chance = (14, 0.05) if is_long else (5, 0.2)
-        self.num_rounds = min(num_rounds, most_rounds)
+        self.num_rounds = min(num_rounds, pace.most_rounds)
         self.answers: list[Answer] = []
         self.prefetches: list[tuple[Replica, int]] = []
         self.dead: list[Replica] = []
@@ -168,13 +182,13 @@ class Run:
     def _add_some(self) -> None:
         for _ in range(self.rng.randint(1, 3)):
             lead = self.rng.randrange(len(LEADS))
-            length = self.rng.choice([9, 50, 64, 79])
+            length = self.rng.choice(self.pace.prompt_lens)
             new = NewRequest(
                 key=next(self.keys),
                 prompt_ids=LEADS[lead][:length],
                 output_ids=[],
                 sampling=SamplingParams(
-                    seed=self.rng.randrange(2), max_tokens=self.rng.choice([1, 2, 9])
+                    seed=self.rng.randrange(2), max_tokens=self.rng.choice(self.pace.answer_lens)
                 ),
                 namespace=NAMESPACES[self.rng.random() < 0.2],
                 tenant="t",
@@ -268,19 +282,20 @@ class Run:
             assert answer.tokens == known, f"request {new.key} has other tokens"
 
 
-def run_seed(seed: int, most_rounds: int = MOST_ROUNDS, pages: Pages = ONE_PAGE) -> Outcome:
-    """Raises `AssertionError`. With fewer rounds the steps are the same up to the last of them."""
-    return Run(seed, most_rounds, pages=pages).run()
+def run_seed(seed: int, pace: Pace = WHOLE, pages: Pages = ONE_PAGE) -> Outcome:
+    """Raises `AssertionError`."""
+    return Run(seed, pace, pages=pages).run()
 
 
 def main(
     seeds: Seeds = 2000,
     first: First = 0,
-    rounds: Annotated[int, typer.Option(help="of requests, at most")] = MOST_ROUNDS,
+    brief: Annotated[bool, typer.Option(help="as in `make test`")] = False,
     pages: Annotated[str, typer.Option(help=f"one of {', '.join(PAGES)}; none: one page")] = "",
 ) -> None:
     """Run seeds one after another; the first that breaks ends it."""
-    run_seeds(lambda seed: run_seed(seed, rounds, PAGES.get(pages, ONE_PAGE)), first, seeds)
+    pace = BRIEF if brief else WHOLE
+    run_seeds(lambda seed: run_seed(seed, pace, PAGES.get(pages, ONE_PAGE)), first, seeds)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,6 @@ from tests.simulation.files_twin import FilesTwin
 from tests.simulation.tier_faults import (
     BLOCK_SIZE,
     MAX_MODEL_LEN,
-    MOST_SETS,
     FaultyLane,
     Pages,
     in_place_of_threads,
@@ -127,13 +126,12 @@ class Replica:
         self.number = number
         self.epoch = epoch
         self.is_alive = True
-        num_blocks = 1 + MAX_MODEL_LEN // BLOCK_SIZE + rng.choice([0, 0, 3, 9])
-        num_in_sets = MOST_SETS * pages.state_pages
+        num_spare = rng.choice([0, 0, 3, 9])
         self.config = EngineConfig(
             block_size=BLOCK_SIZE,
             page_windows=pages.windows,
             state_pages=pages.state_pages,
-            num_blocks=num_blocks * len(pages.windows) + num_in_sets,
+            num_blocks=1000,
             num_peer_blocks=rng.choice([2, 5, 12]) * pages.pages_a_block,
             shares_kv_cache=is_direct,
             num_host_blocks=rng.choice([0, 0, 2, 4]) * pages.pages_a_block,
@@ -144,6 +142,8 @@ class Replica:
             max_num_batched_tokens=rng.choice([20, 60, 200]),
             async_depth=rng.randint(1, 4),
         )
+        num_blocks = self.config.fewest_blocks + num_spare * len(pages.windows)
+        self.config = replace(self.config, num_blocks=num_blocks)
         timing = SimulatedTiming(late_polls=rng.choice([0, 2]))
         self.lanes = [
             FaultyLane(rng, in_order=each == "writes")

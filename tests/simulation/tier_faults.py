@@ -63,10 +63,25 @@ class Pace(NamedTuple):
     """Steps between two rounds."""
     load_polls: tuple[int, ...] = (0, 3, 40)
     """Most polls that a load from elsewhere takes."""
+    num_choices: tuple[int, ...] = (1, 1, 1, 3)
+    """Answers to a request."""
+    alternates: bool = False
+    """Whether the prompts of a round begin otherwise than those of the round before, whose blocks
+    they evict."""
 
 
 WHOLE = Pace()
-BRIEF = Pace(2, (2, 3), (50, 64, 79), (60, 200, 200), (1, 1, 2, 3), (4, 6, 9), (0, 3, 3))
+BRIEF = Pace(
+    num_rounds=3,
+    num_requests=(1, 1, 1, 2),
+    prompt_lens=(64, 79, 79),
+    budgets=(60, 200, 200, 200),
+    answer_lens=(1, 1, 2),
+    pauses=(4, 6),
+    load_polls=(0, 3, 3),
+    num_choices=(1, 1, 1, 1, 1, 3),
+    alternates=True,
+)
 """Prompts that come again soon, in few steps."""
 
 
@@ -98,8 +113,6 @@ PAGES = {
     "window-and-states": Pages((0, 40), 2),
     "latents": Pages((0,), has_latents=True),
 }
-MOST_SETS = 6
-"""State sets of a sequence at the largest depth."""
 
 
 class FaultyLane:
@@ -109,6 +122,10 @@ class FaultyLane:
         self._rng = rng
         self._in_order = in_order
         self._jobs: list[Job] = []
+
+    @property
+    def has_jobs(self) -> bool:
+        return bool(self._jobs)
 
     def submit(self, job: Job) -> None:
         self._jobs.append(job)
@@ -169,13 +186,12 @@ class Run:
         self.rng = rng = random.Random(seed)
         self.pace = pace
         given = pages or Pages(((0, 0, 0, 20, 40)[seed % 5],))
-        pages_of_block = len(given.windows)
-        num_blocks = 1 + MAX_MODEL_LEN // BLOCK_SIZE + rng.choice([0, 0, 0, 3])
+        num_spare = rng.choice([0, 0, 0, 3])
         self.config = EngineConfig(
             block_size=BLOCK_SIZE,
             page_windows=given.windows,
             state_pages=given.state_pages,
-            num_blocks=num_blocks * pages_of_block + MOST_SETS * given.state_pages,
+            num_blocks=1000,
             num_host_blocks=rng.choice([0, 0, 0, 12]) * given.pages_a_block,
             num_staged_blocks=rng.choice([2, 5, 12]) * given.pages_a_block,
             max_model_len=MAX_MODEL_LEN,
@@ -188,6 +204,7 @@ class Run:
         self.hints = random.Random(f"eviction of {seed}")
         self.config = replace(
             self.config,
+            num_blocks=self.config.fewest_blocks + num_spare * len(given.windows),
             eviction=eviction or self.hints.choice(EVICTIONS),
             attention_pivot=self.hints.choice([0, 40]),
         )
@@ -202,6 +219,7 @@ class Run:
             fault_chance=rng.choice([0.0, 0.3, 0.6]),
         )
         self.num_steps = 0
+        self.num_rounds = 0
         self.peer = self._peer(self.executor._cache.blocks) if rng.random() < 0.5 else None
         self.writes = FaultyLane(rng, in_order=True)
         self.reads = FaultyLane(rng, in_order=False)
@@ -241,6 +259,7 @@ class Run:
                 if self._has_work:
                     self._step()
             self._harm()
+            self.num_rounds += 1
         while self._has_work:
             assert self.num_steps < MOST_STEPS, f"no request goes on: {self._waiting()}"
             self._step()
@@ -258,16 +277,19 @@ class Run:
 
     @property
     def _has_work(self) -> bool:
-        return self.engine.waits_for is not WaitsFor.WORK
+        # A read of a load that was given up ends when no request waits for it any more.
+        return self.engine.waits_for is not WaitsFor.WORK or self.reads.has_jobs
 
     def _add_some(self) -> None:
         for _ in range(self.rng.choice(self.pace.num_requests)):
             lead = self.rng.randrange(len(LEADS))
+            if self.pace.alternates:
+                lead = self.num_rounds % len(LEADS)
             length = self.rng.choice(self.pace.prompt_lens)
             sampling = SamplingParams(
                 seed=self.rng.randrange(2), max_tokens=self.rng.choice(self.pace.answer_lens)
             )
-            count = self.rng.choice([1, 1, 1, 3])
+            count = self.rng.choice(self.pace.num_choices)
             tenant = self.hints.choice("ttu")
             session = self.hints.choice(["", "s"])
             keep_seconds = self.hints.choice([0.0, 0.0, 20.0])
