@@ -17,6 +17,7 @@ KNOWN = {
     "gateway/tenancy/cache_namespace.py:_unsalted": "a tenant, a served model and adapter",
     "gateway/tenancy/cache_namespace.py:_tenant_secret": "the key of a tenant, 64 characters",
     "services/grammars/counted_text.py:_moves": "the mark of a model's reasoning",
+    "services/grammars/grammars.py:_read": "a model's folder and the times of its files",
     "services/grammars/json_string_grammar.py:_bytes": "nothing",
     "services/runtime/hardware.py": "nothing",
     "services/stack/own_settings.py:_kinds": "nothing",

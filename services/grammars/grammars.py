@@ -3,13 +3,15 @@ process."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from ..models.manifest import ModelManifest
+from ..models.manifest import MANIFEST_NAME, ModelFolderError, ModelManifest
 from .compiler_errors import NOTHING_MATCHES, in_our_words
 from .unspelled_tokens import without_spellings
 
@@ -25,6 +27,7 @@ LIMITS = LLParserLimits(
     # Errors are about the client's grammar, not about the parser's internals.
     verbose_errors=False,
 )
+TOKENIZER_NAME = "tokenizer.json"
 _TEXT = r'[^"\\\x00-\x1F\x7F]'
 SLICES = [
     r"[\x20\x0A\x0D\x09]+",
@@ -49,7 +52,7 @@ class Grammars:
         """Reads the folder's tokenizer, which takes a part of a second. Raises `ModelFolderError`,
         `OSError`."""
         manifest = ModelManifest.read(folder)
-        text = without_spellings((folder / "tokenizer.json").read_bytes())
+        text = without_spellings((folder / TOKENIZER_NAME).read_bytes())
         eos_ids = list(manifest.eos_token_ids) or None
         self._tokenizer = LLTokenizer(
             text, n_vocab=manifest.vocab_size, eos_token=eos_ids, slices=SLICES
@@ -61,6 +64,25 @@ class Grammars:
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         check(matcher)
         return matcher
+
+
+def grammars_of(folder: Path) -> Grammars:
+    """Grammars for the folder's tokens, which this process, or the one that forked it, reads once
+    while the files stay as they are. Raises as `Grammars`."""
+    files = (folder / MANIFEST_NAME, folder / TOKENIZER_NAME)
+    return _read(folder, *(path.stat().st_mtime_ns for path in files if path.is_file()))
+
+
+@functools.cache
+def _read(folder: Path, *_written_at: int) -> Grammars:
+    return Grammars(folder)
+
+
+def prepare(folder: str) -> None:
+    """Reads a folder's tokenizer for `grammars_of`. A folder that cannot be read is a fault of the
+    stage that needs it."""
+    with contextlib.suppress(OSError, ValueError, ModelFolderError):
+        grammars_of(Path(folder))
 
 
 def words_of(vocab_size: int) -> int:

@@ -6,6 +6,9 @@ a socket for the replies: first the process's id, with a pidfd, then its exit st
 whose environment is not that of the imports gets no reply. The server ends with the process that
 started it; programs that it forked go on.
 
+A request to prepare has the server itself call the `prepare` of a module, for what is read once:
+programs that it forks later share it.
+
 A request to stand by has one process forked ahead: it does what its module says, such as to open a
 device, which cannot be done before a fork, and waits. The next program of that environment runs in
 it.
@@ -188,6 +191,10 @@ class ForkServer:
     def _obey(self, request: Mapping[str, Any], files: Sequence[int]) -> Program | Standby | None:
         """The program in a fork, None in the server, also where the system has no room for a
         fork."""
+        if "prepare" in request:
+            import_module(request["prepare"]).prepare(*request["arguments"])
+            gc.freeze()
+            return None
         if not self._suits(request["environment"]):
             return None
         if "standby" in request:

@@ -136,11 +136,15 @@ class ForkClient:
     ) -> None:
         """Has a process forked ahead that runs the module's `main`, and then the next program of
         this environment. Nothing happens where one stands by already, or the server cannot."""
-        request = {
-            "standby": module,
-            "arguments": list(arguments),
-            "environment": dict(environment),
-        }
+        self._send(standby=module, arguments=list(arguments), environment=dict(environment))
+
+    def prepare(self, module: str, arguments: Sequence[str] = ()) -> None:
+        """Has the server call the module's `prepare`, before what it is asked for later: these
+        programs share what it has read. Nothing happens where the server is gone."""
+        self._send(prepare=module, arguments=list(arguments))
+
+    def _send(self, **request: object) -> None:
+        """Sends a request without a reply."""
         with contextlib.suppress(OSError):
             self.socket.send(json.dumps(request).encode())
 

@@ -101,6 +101,7 @@ class LocalStack:
         """Returns when a request would be answered. Raises `StackError`, `StageDied` or
         `EmbeddedServerError`."""
         settings = self.settings
+        self._forks.read_tokenizers(model.folder for model in self._models)
         port = self._claim(settings.port, "--port")
         grpc_port = self._claim(settings.grpc_port, "--grpc-port")
         own_folder(self._logs)

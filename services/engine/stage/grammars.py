@@ -23,7 +23,7 @@ from llguidance import LLMatcher
 from headwater.engine_core.system.usable_cores import usable_cores
 
 from ...grammars.asker import Asker
-from ...grammars.grammars import GrammarError, Grammars
+from ...grammars.grammars import GrammarError, Grammars, grammars_of
 from ...models.manifest import ModelFolderError
 from ...runtime.errors import LimitExceeded, Unavailable
 from ...runtime.fair_queue import QueueLimits
@@ -205,6 +205,6 @@ def _read(folder: Path | None) -> Grammars:
     if folder is None:
         raise NoTokenizer("this engine has no tokenizer; start it with a model folder")
     try:
-        return Grammars(folder)
+        return grammars_of(folder)
     except (OSError, ValueError, ModelFolderError) as fault:
         raise NoTokenizer(f"the model's tokenizer cannot be used for it: {fault}") from fault

@@ -15,7 +15,7 @@ from headwater.proto.processor_pb2 import Conversation, PrepareReply, PrepareReq
 from headwater.services.answers.parser import AnswerParser
 from headwater.services.answers.tool_formats import TOOL_FORMATS
 from headwater.services.grammars.answer_grammar import answer_grammar
-from headwater.services.grammars.grammars import Grammars
+from headwater.services.grammars.grammars import Grammars, grammars_of
 from headwater.services.processor.prepare import prepare
 from headwater.services.runtime.errors import BadRequest
 from headwater.services.text.model import ServingChoices, TextModel, load_text_model
@@ -49,7 +49,7 @@ def thinking(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Tex
 
 @pytest.fixture(scope="module")
 def grammars(thinking: TextModel) -> Grammars:
-    return Grammars(thinking.folder)
+    return grammars_of(thinking.folder)
 
 
 def request(
@@ -408,7 +408,7 @@ def test_a_budget_may_be_larger_than_any_context(
 def test_a_budget_ends_thoughts_whose_end_is_spelled_by_several_tokens(
     demo_model: TextModel, demo_folder: Path
 ) -> None:
-    grammars = Grammars(demo_folder)
+    grammars = grammars_of(demo_folder)
     plain = dataclasses.replace(demo_model, reasoning_format="deepseek_r1")
     digits = StructuredOutput(regex="[0-9]+")
     for budget, good, bad in [

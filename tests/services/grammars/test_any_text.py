@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from headwater.proto.common_pb2 import StructuredOutput
 from headwater.services.grammars.answer_grammar import content_grammar
 from headwater.services.grammars.check import verdict_on
-from headwater.services.grammars.grammars import GrammarError, Grammars
+from headwater.services.grammars.grammars import GrammarError, Grammars, grammars_of
 from headwater.services.grammars.structured_output import grammar_of, param_of
 from headwater.services.runtime.errors import BadRequest
 from headwater.services.text.model import TextModel
@@ -191,7 +191,7 @@ def test_a_refusal_has_no_words_of_the_compiler(
 
 @pytest.fixture(scope="module")
 def demo_grammars(demo_folder: Path) -> Grammars:
-    return Grammars(demo_folder)
+    return grammars_of(demo_folder)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from headwater.proto.common_pb2 import StructuredOutput
 from headwater.services.grammars.check import verdict_on
-from headwater.services.grammars.grammars import Grammars, fill
+from headwater.services.grammars.grammars import Grammars, fill, grammars_of
 from headwater.services.grammars.lark import alternatives
 from headwater.services.grammars.structured_output import MAX_CHOICES, grammar_of
 from headwater.services.text.model import TextModel
@@ -19,7 +19,7 @@ from headwater.services.text.model import TextModel
 
 @pytest.fixture(scope="module")
 def grammars(demo_folder: Path) -> Grammars:
-    return Grammars(demo_folder)
+    return grammars_of(demo_folder)
 
 
 def grammar_of_choices(choices: list[str]) -> str:

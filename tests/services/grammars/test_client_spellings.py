@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headwater.proto.common_pb2 import StructuredOutput
 from headwater.services.grammars.client_spellings import ANNOTATION_FORMATS, SAME_PATTERNS
-from headwater.services.grammars.grammars import Grammars
+from headwater.services.grammars.grammars import Grammars, grammars_of
 from headwater.services.grammars.structured_output import grammar_of
 from headwater.services.runtime.errors import BadRequest
 from headwater.services.text.model import TextModel
@@ -34,7 +34,7 @@ def test_a_rewritten_pattern_matches_the_same_texts(pattern: str, data: st.DataO
 
 @pytest.fixture(scope="module")
 def grammars(demo_model: TextModel) -> Grammars:
-    return Grammars(demo_model.folder)
+    return grammars_of(demo_model.folder)
 
 
 def accepts(grammars: Grammars, model: TextModel, schema: Any, value: Any) -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 from headwater.proto.common_pb2 import StructuredOutput
 from headwater.services.grammars.closed_schema import closed
-from headwater.services.grammars.grammars import Grammars, fill
+from headwater.services.grammars.grammars import fill, grammars_of
 from headwater.services.grammars.structured_output import grammar_of
 from headwater.services.text.model import TextModel
 from tests.services.grammars.structured_schemas import random_schemas, written
@@ -91,7 +91,7 @@ def test_closed_is(schema: Any, expected: Any) -> None:
 
 
 def test_something_matches_every_closed_schema(demo_model: TextModel) -> None:
-    grammars = Grammars(demo_model.folder)
+    grammars = grammars_of(demo_model.folder)
     mask = np.zeros(grammars.num_words, np.int32)
     for schema in [*written(), *map(opened, random_schemas(60, seed=5))]:
         asked = StructuredOutput(json_schema=json.dumps(schema), strict=True)

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from headwater.proto.common_pb2 import StructuredOutput
-from headwater.services.grammars.grammars import GrammarError, Grammars
+from headwater.services.grammars.grammars import GrammarError, Grammars, grammars_of
 from headwater.services.grammars.json_schema import check_schema
 from headwater.services.grammars.structured_output import grammar_of
 from headwater.services.text.model import TextModel
@@ -116,7 +116,7 @@ NOT_TOLD_APART: dict[str, Schema] = {
 
 @pytest.fixture(scope="module")
 def grammars(demo_folder: Path) -> Grammars:
-    return Grammars(demo_folder)
+    return grammars_of(demo_folder)
 
 
 def is_valid(text: str, schema: Schema) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headwater.proto.common_pb2 import StructuredOutput
-from headwater.services.grammars.grammars import Grammars
+from headwater.services.grammars.grammars import Grammars, grammars_of
 from headwater.services.grammars.json_schema import MAX_OPTIONAL
 from headwater.services.grammars.structured_output import grammar_of
 from headwater.services.runtime.errors import BadRequest
@@ -147,7 +147,7 @@ NOT_ENFORCED: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def grammars(demo_model: TextModel) -> Grammars:
-    return Grammars(demo_model.folder)
+    return grammars_of(demo_model.folder)
 
 
 def accepts(grammars: Grammars, demo_model: TextModel, grammar: str, text: str) -> bool:

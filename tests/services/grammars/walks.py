@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from headwater.services.grammars.check import verdict_on
-from headwater.services.grammars.grammars import Grammars, check, fill
+from headwater.services.grammars.grammars import check, fill, grammars_of
 from headwater.services.text.model import TextModel
 
 MAX_FREE_TOKENS = 40
@@ -22,7 +22,7 @@ class Walker:
     """Takes allowed tokens by lot; past some tokens it takes what brings the answer to an end."""
 
     def __init__(self, model: TextModel) -> None:
-        self._grammars = Grammars(model.folder)
+        self._grammars = grammars_of(model.folder)
         self._model = model
         self._mask = np.zeros(self._grammars.num_words, np.int32)
         encode = model.tokenizer.encode
