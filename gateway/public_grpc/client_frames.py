@@ -8,6 +8,8 @@ before the first call, and the client's own is dropped.
 
 from __future__ import annotations
 
+import struct
+
 PREFACE_BYTES = 24
 """Length of the text that a connection begins with (RFC 9113, 3.4)."""
 FRAME_HEAD_BYTES = 9
@@ -17,6 +19,11 @@ CONTINUATION = 9
 ACK = 1
 ACKNOWLEDGEMENT = bytes((0, 0, 0, SETTINGS, ACK, 0, 0, 0, 0))
 """Frame that acknowledges settings."""
+
+
+MAX_CONCURRENT_STREAMS = 3
+SETTING = struct.Struct(">HI")
+"""One setting: what it is, and its value."""
 
 
 class HeadTooLong(Exception):
@@ -79,3 +86,14 @@ class ClientFrames:
             return
         if self._head_bytes > self._max_head_bytes:
             raise HeadTooLong
+
+
+def with_max_streams(data: bytes, number: int) -> bytes:
+    """The first bytes that gRPC sends, with another number of calls that its client may have open.
+    They begin with its settings."""
+    end = FRAME_HEAD_BYTES + int.from_bytes(data[:3], "big")
+    settings = (
+        SETTING.pack(kind, number if kind == MAX_CONCURRENT_STREAMS else value)
+        for kind, value in SETTING.iter_unpack(data[FRAME_HEAD_BYTES:end])
+    )
+    return data[:FRAME_HEAD_BYTES] + b"".join(settings) + data[end:]

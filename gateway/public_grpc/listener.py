@@ -53,7 +53,9 @@ further ones. NOTE: from a thousand on it would cancel some at random, of any cl
 SIZE_OPTIONS = (
     ("grpc.max_metadata_size", MAX_HEAD_BYTES),
     ("grpc.absolute_max_metadata_size", MAX_HEAD_BYTES),
-    ("grpc.max_concurrent_streams", MAX_STREAMS),
+    # NOTE: gRPC (1.85) counts calls that have ended and are not freed yet, too, and refused those
+    # of clients that kept to its number.
+    ("grpc.max_concurrent_streams", 2 * MAX_STREAMS),
     ("grpc.server.max_pending_requests", MAX_PENDING),
     ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING),
 )
@@ -176,6 +178,7 @@ class GrpcListener:
         self._relay = Relay(
             max_connections=max_calls,
             max_head_bytes=MAX_ENCODED_HEAD_BYTES,
+            max_streams=MAX_STREAMS,
             settings_seconds=SETTINGS_SECONDS,
             on_refused=cluster.metrics.refused.add,
         )

@@ -14,7 +14,7 @@ from typing import Any
 from ..http.connection_limit import TooManyConnections
 from ..http.listener import BACKLOG
 from ..tenancy.peers import SharedPlaces, peer_of
-from .client_frames import ClientFrames, HeadTooLong
+from .client_frames import ClientFrames, HeadTooLong, with_max_streams
 
 UNSENT_BYTES = 64 * 1024
 """Bytes that wait for either side before the other one is not read."""
@@ -29,10 +29,12 @@ class Relay:
         *,
         max_connections: int,
         max_head_bytes: int,
+        max_streams: int,
         settings_seconds: float,
         on_refused: Callable[[str], None],
     ) -> None:
-        """`settings_seconds` is the time in which a client agrees on TLS, and then acknowledges
+        """`max_streams` is the number of calls that a client of one connection hears to have open
+        at once; `settings_seconds` is the time in which a client agrees on TLS, and then acknowledges
         gRPC's settings; `on_refused` gets the code of the error that a connection is refused
         with."""
         # NOTE: a socket's name has at most 103 bytes; the folder of `TMPDIR` may be too long.
@@ -40,6 +42,7 @@ class Relay:
         self.inner = Path(self._folder.name) / "grpc"
         """Socket on which gRPC listens."""
         self.max_head_bytes = max_head_bytes
+        self.max_streams = max_streams
         self.settings_seconds = settings_seconds
         self.on_refused = on_refused
         self.places = SharedPlaces(max_connections)
@@ -119,8 +122,10 @@ class _Grpc(_Side):
         self._client.other = self
 
     def data_received(self, data: bytes) -> None:
-        # gRPC begins with its settings, which are acknowledged once they are there.
-        self._client.may_send()
+        if self._client.is_held:
+            # gRPC begins with its settings, which are acknowledged once they are there.
+            data = with_max_streams(data, self._client.relay.max_streams)
+            self._client.may_send()
         self._client.transport.write(data)
 
 
@@ -128,7 +133,7 @@ class _Client(_Side):
     """The connection of a client."""
 
     def __init__(self, relay: Relay) -> None:
-        self._relay = relay
+        self.relay = relay
         self._frames = ClientFrames(relay.max_head_bytes)
         self._peer = ""
         self._held: bytes | None = b""
@@ -140,14 +145,14 @@ class _Client(_Side):
         super().connection_made(transport)
         host = transport.get_extra_info("peername")[0]
         self._peer = peer_of(host)
-        self._relay.open.add(self)
-        self._relay.places.take(self._peer)
-        if self._relay.places.num_surplus(self._peer) > 0:
-            self._relay.on_refused(TooManyConnections(self._relay.places.num_places).code)
+        self.relay.open.add(self)
+        self.relay.places.take(self._peer)
+        if self.relay.places.num_surplus(self._peer) > 0:
+            self.relay.on_refused(TooManyConnections(self.relay.places.num_places).code)
             self.transport.abort()
             return
         try:
-            to_grpc = self._relay.connection_to_grpc(host)
+            to_grpc = self.relay.connection_to_grpc(host)
         except OSError:
             # gRPC has stopped, or takes no more connections.
             self.transport.abort()
@@ -156,15 +161,19 @@ class _Client(_Side):
         self._connecting = loop.create_task(
             loop.create_unix_connection(lambda: _Grpc(self), sock=to_grpc)
         )
-        self._limit = loop.call_later(self._relay.settings_seconds, self._give_up)
+        self._limit = loop.call_later(self.relay.settings_seconds, self._give_up)
+
+    @property
+    def is_held(self) -> bool:
+        return self._held is not None
 
     def may_send(self) -> None:
         """Lets the client's bytes go to gRPC."""
-        if self._held is not None:
-            held = self._held
-            self._held = None
-            self.data_received(held)
-            self.transport.resume_reading()
+        held = self._held
+        assert held is not None
+        self._held = None
+        self.data_received(held)
+        self.transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
         if self._held is not None:
@@ -182,8 +191,8 @@ class _Client(_Side):
             self._limit = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._relay.open.discard(self)
-        self._relay.places.give_back(self._peer)
+        self.relay.open.discard(self)
+        self.relay.places.give_back(self._peer)
         if self._limit is not None:
             self._limit.cancel()
         if self._connecting is not None:

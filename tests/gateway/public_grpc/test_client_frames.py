@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 
-from headwater.gateway.public_grpc.client_frames import ClientFrames, HeadTooLong
+from headwater.gateway.public_grpc.client_frames import ClientFrames, HeadTooLong, with_max_streams
 from tests.gateway.public_grpc.raw_http2 import (
     ACK,
     CONTINUATION,
     END_HEADERS,
     HEADERS,
+    MAX_CONCURRENT_STREAMS,
     PREFACE,
     SETTINGS,
     frame,
@@ -50,3 +53,11 @@ def test_a_head_is_bounded_with_the_heads_of_its_frames() -> None:
     frames.forwarded(frame(HEADERS, 0, 3, b"") + frame(CONTINUATION, 0, 3, b"") * 10)
     with pytest.raises(HeadTooLong):
         frames.forwarded(frame(CONTINUATION, 0, 3, b""))
+
+
+def test_a_client_hears_of_another_number_of_calls_and_nothing_else_changes() -> None:
+    def settings(number: int) -> bytes:
+        values = ((4, 65535), (MAX_CONCURRENT_STREAMS, number), (6, 16384))
+        return frame(SETTINGS, 0, 0, b"".join(struct.pack(">HI", *each) for each in values))
+
+    assert with_max_streams(settings(256) + BODY, 128) == settings(128) + BODY

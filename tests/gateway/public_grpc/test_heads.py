@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -85,6 +86,16 @@ async def test_a_client_of_grpc_sends_its_key_and_8_kb_of_headers(gateway: Gatew
             # From the second call on headers refer to the connection's table.
             reply = await stub.ListModels(inference_pb2.ListModelsRequest(), metadata=headers)
             assert reply.models
+
+
+async def test_calls_beyond_those_of_a_connection_wait_and_none_is_refused(
+    gateway: Gateway,
+) -> None:
+    async with grpc.aio.insecure_channel(gateway.grpc) as channel:
+        stub: Any = inference_pb2_grpc.InferenceStub(channel)
+        calls = [stub.ListModels(inference_pb2.ListModelsRequest()) for _ in range(4 * MAX_STREAMS)]
+        replies = await asyncio.gather(*calls)
+    assert all(reply.models for reply in replies)
 
 
 @pytest.fixture

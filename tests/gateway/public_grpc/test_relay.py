@@ -43,6 +43,7 @@ async def running(settings_seconds: float = 60.0) -> AsyncIterator[Running]:
     relay = Relay(
         max_connections=MAX_CONNECTIONS,
         max_head_bytes=1000,
+        max_streams=7,
         settings_seconds=settings_seconds,
         on_refused=lambda code: refused.update([code]),
     )
