@@ -644,6 +644,73 @@ def test_a_class_has_few_attributes() -> None:
     assert many == set()
 
 
+MOST_COLLABORATORS = 4
+"""Objects that the scheduler asks, beside its config and its clock."""
+
+
+def test_the_scheduler_has_few_collaborators() -> None:
+    path = ROOT / "engine_core" / "scheduling" / "scheduler.py"
+    [scheduler] = (each for each in nodes_of(path) if isinstance(each, ast.ClassDef))
+    collaborators = attributes_of(scheduler) - {"_config", "_clock"}
+    assert len(collaborators) <= MOST_COLLABORATORS, collaborators
+
+
+STEP_PATH = (
+    *("step_executor.py", "entry", "exit", "drafter", "device", "tiers", "ranks", "model"),
+    *("table", "simulated"),
+)
+"""Files and folders of engine_core/executors whose objects a step goes through."""
+NO_STEP_PATH = (
+    *("device/cuda_memory.py", "device/weights_place.py", "ranks/host_exchange.py"),
+    "simulated/model.py",
+)
+"""Files of them without such objects: memory that a sleeping engine releases, sizes of memory that
+ranks share, facts of a simulated model."""
+BEFORE_STEPS = ("__init__", "connect", "rehearse")
+"""Functions of these files that are called before the first step."""
+
+
+def asked_for_none(function: ast.AST) -> Iterator[int]:
+    """Lines of a function that ask whether something of `self` is there, but for assertions."""
+    asserted = {
+        each
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assert)
+        for each in ast.walk(node)
+    }
+    for node in ast.walk(function):
+        if (
+            isinstance(node, ast.Compare)
+            and node not in asserted
+            and isinstance(node.ops[0], ast.Is | ast.IsNot)
+            and ast.unparse(node.comparators[0]) == "None"
+            and ast.unparse(node.left).startswith("self.")
+        ):
+            yield node.lineno
+
+
+def test_a_step_asks_for_no_part_that_may_be_missing() -> None:
+    """A part that an engine does without is a null object."""
+    root = ROOT / "engine_core" / "executors"
+    paths = [
+        path
+        for part in STEP_PATH
+        for path in ([root / part] if part.endswith(".py") else (root / part).rglob("*.py"))
+        if path.relative_to(root).as_posix() not in NO_STEP_PATH
+    ]
+    asked = {
+        f"{path.relative_to(root)}:{line}"
+        for path in paths
+        for node in nodes_of(path)
+        if isinstance(node, ast.FunctionDef) and node.name not in BEFORE_STEPS
+        for line in asked_for_none(node)
+    }
+    assert asked == set()
+    # The rule finds what it is to find.
+    taken = ast.parse("if self._swapper is not None:\n    assert self._swapper is not None")
+    assert list(asked_for_none(taken)) == [1]
+
+
 WITHOUT_SUBJECT = (
     "What",
     "Of",

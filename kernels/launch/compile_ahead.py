@@ -115,6 +115,13 @@ class CompileAhead(AsyncCompileMode):  # type: ignore[misc]  # Triton has no typ
         self._named = named(fn, compile)
 
 
+class NotAhead:
+    """Compiles no kernel before its launch."""
+
+    def note(self, launch: Callable[[], object]) -> None:
+        pass
+
+
 def _load_compiled(
     processes: CompilerProcesses, kernel: tuple[str, str, str], compile_fn: Callable[[], Any]
 ) -> Any:

@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 
-from headwater.kernels.launch.compile_ahead import NO_PROCESSES, CompileAhead
+from headwater.kernels.launch.compile_ahead import NO_PROCESSES, CompileAhead, NotAhead
 from headwater.kernels.launch.compiler_processes import CompilerProcesses
 from headwater.kernels.launch.kernel_list import KernelList
 
@@ -133,9 +133,9 @@ def build_cuda_executor(
     block_bytes = sum(each.block_bytes(block_size) for each in layouts)
     sets = set_layout(served.config, block_bytes, block_size, decoder.dtype)
     block_bytes = block_bytes if sets is None else sets.page_bytes
+    ahead: CompileAhead | NotAhead = NotAhead()
     with ExitStack() as stack:
         if step_bytes is not None:
-            ahead = None
             memory = memory_beside(step_bytes, torch.cuda.memory_allocated(device), device)
         else:
             ahead = stack.enter_context(CompileAhead(device, usable_cores(), processes))
@@ -181,8 +181,7 @@ def build_cuda_executor(
             blocks = KvBlocks(layouts, block_size, releasable.zeros(shape))
         swapper = _swapper(served, blocks, config) if config.num_swap_slots else None
         parts = served.parts(decoder, platform, config, pages, blocks, drafting, swapper)
-        if ahead is not None:
-            ahead.note(parts.rehearse)
+        ahead.note(parts.rehearse)
     progress("choosing products", 0, 1)
     _choose_products(platform, weights, config, device, compiles=step_bytes is None)
     if isinstance(decoder, ForeignModel):

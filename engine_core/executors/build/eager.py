@@ -247,6 +247,4 @@ def _exit(
     links = rank.links
     if rank.stage.is_last:
         return EagerSample(served, table, sampler, device, links.tokens_out)
-    assert links.stream_out is not None
-    assert links.tokens_in is not None
     return EagerSend(table, links.stream_out, links.tokens_in, config.most_in_flight)

@@ -40,7 +40,7 @@ class EagerStep:
     @property
     def num_drafted(self) -> Int32Array:
         """[R] drafts of each row that the plan leaves to the executor."""
-        return self.num_drafts if self.plan.draft_ids is None else np.zeros_like(self.num_drafts)
+        return _drafted_of(self.plan)
 
     @property
     def ends(self) -> Int32Array:
@@ -126,3 +126,8 @@ class EagerEntry:
 
 def _drafts_of(plan: StepPlan) -> Int32Array:
     return np.zeros(len(plan.rows), np.int32) if plan.num_drafts is None else plan.num_drafts
+
+
+def _drafted_of(plan: StepPlan) -> Int32Array:
+    num_drafts = _drafts_of(plan)
+    return num_drafts if plan.draft_ids is None else np.zeros_like(num_drafts)

@@ -29,6 +29,23 @@ class Receiver(Protocol):
         order of posts. Both raise `PeerGone`."""
 
 
+class NoStage:
+    """Sender and receiver where there is no stage on that side."""
+
+    def send(self, tensor: torch.Tensor) -> None:
+        pass
+
+    def post(self, tensor: torch.Tensor) -> Callable[[], object]:
+        return _received
+
+
+NO_STAGE = NoStage()
+
+
+def _received() -> None:
+    pass
+
+
 def send_tokens(senders: Sequence[Sender], token_ids: Int32Array, num_tokens: Int32Array) -> None:
     """token_ids [S, n] of which the first num_tokens[j] of row j count."""
     if not senders:

@@ -30,6 +30,16 @@ class NoExpertCounts:
         return None
 
 
+class AtOnce:
+    """The event behind copies that are made where they are asked for."""
+
+    def query(self) -> bool:
+        return True
+
+
+AT_ONCE = AtOnce()
+
+
 class ExpertCounts:
     def __init__(
         self,
@@ -47,7 +57,7 @@ class ExpertCounts:
             for _ in range(2)
         ]
         self._num_copied = 0
-        self._is_copied: torch.cuda.Event | None = None
+        self._is_copied: torch.cuda.Event | AtOnce = AT_ONCE
         self._copied_at = -PERIOD_SECONDS
         self._figures: ExpertFigures | None = None
 
@@ -60,8 +70,9 @@ class ExpertCounts:
         self._copies[self._num_copied].copy_(self._counts, non_blocking=True)
         self._num_copied += 1
         if self._num_copied == 2 and self._counts.is_cuda:
-            self._is_copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # of torch
-            self._is_copied.record()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # of torch
+            event.record()
+            self._is_copied = event
 
     def forget(self) -> None:
         """Counts from zero: steps so far were of no request."""
@@ -71,17 +82,11 @@ class ExpertCounts:
 
     def figures(self) -> ExpertFigures | None:
         """The newest figures; None: no two steps have been counted."""
-        if self._num_copied == 2 and self._has_copied():
+        if self._num_copied == 2 and self._is_copied.query():
             self._figures = self._made_of(*self._copies)
             self._num_copied = 0
             self._copied_at = self._clock()
         return self._figures
-
-    def _has_copied(self) -> bool:
-        if self._is_copied is None:
-            return True
-        is_done: bool = self._is_copied.query()  # type: ignore[no-untyped-call]  # of torch
-        return is_done
 
     def _made_of(self, before: torch.Tensor, behind: torch.Tensor) -> ExpertFigures:
         num_read = (behind > before).sum(1)

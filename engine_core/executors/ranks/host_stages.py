@@ -31,19 +31,16 @@ class HostStages:
         """Memory for messages that are about to be sent, and for those that have arrived."""
 
     def take(self, num_tokens: int) -> None:
-        if self._links.stream_in is not None:
-            self._links.stream_in.post(self.arrived[:num_tokens])()
+        self._links.stream_in.post(self.arrived[:num_tokens])()
 
     def give(self, stream: torch.Tensor) -> None:
-        if self._links.stream_out is not None:
-            self._links.stream_out.send(stream)
+        self._links.stream_out.send(stream)
 
     def send(self, number: int, num_words: int) -> None:
         for sender in self._links.tokens_out:
             sender.send(self._message(number, num_words))
 
     def receive(self, number: int, num_words: int) -> None:
-        assert self._links.tokens_in is not None
         self._links.tokens_in.post(self._message(number, num_words))()
 
     def _message(self, number: int, num_words: int) -> torch.Tensor:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from ...executor import DrawPlan, StepPlan, StepResult, UInt8Array
 from ...parallel.plan_messages import encode_draw, encode_prepare, encode_step, encode_warm_up
@@ -32,6 +32,41 @@ COMPILING_SILENCE = 15.0
 PATIENCE = 10
 """Factor on a step's predicted time after which its ranks are taken to hang; one more for each
 draft that they draw before it."""
+LaunchedPlan = tuple[float, float, int]
+"""A plan in flight: time of launch, predicted seconds, and drafts of a row before it."""
+
+
+class UnknownTimes:
+    """Times of steps before the warm-up, when much is still to be compiled: no silence is too
+    long."""
+
+    def predicted(self, work: float) -> float:
+        return 0.0
+
+    def silence(self, slowest: float, launched: Iterable[LaunchedPlan]) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Times of steps by that of the longest one, in seconds."""
+
+    longest: float
+    """Time of a step of the whole budget."""
+    budget: int
+    """Tokens."""
+    least_silence: float
+
+    def predicted(self, work: float) -> float:
+        """Time of a step. `work`: in tokens that attend to nothing."""
+        return self.longest * work / self.budget
+
+    def silence(self, slowest: float, launched: Iterable[LaunchedPlan]) -> float:
+        """The longest silence of ranks that compute. `slowest`: of the steps so far."""
+        _, seconds, drafts = zip(*launched, strict=True)
+        # A pass of what drafts takes no longer than a step.
+        most: float = (PATIENCE + max(drafts)) * max(slowest, *seconds)
+        return max(self.least_silence, most)
 
 
 class MultiExecutor:
@@ -69,12 +104,9 @@ class MultiExecutor:
         self._least_silence = COMPILING_SILENCE if launches else LEAST_SILENCE
         self._budget = hello.config.max_num_batched_tokens
         self._attention_work = attention_work
-        self._longest_step: float | None = None
-        """Seconds of a step of the whole budget; None: nothing is known, and much is still to be
-        compiled."""
+        self._times: StepTimes | UnknownTimes = UnknownTimes()
         self._slowest_step = self._last_retired = 0.0
-        self._launched: deque[tuple[float, float, int]] = deque()
-        """Plans in flight: time of launch, predicted seconds, and drafts of a row before it."""
+        self._launched: deque[LaunchedPlan] = deque()
 
     def submit(self, plan: StepPlan) -> int:
         num_drafts = 0
@@ -109,18 +141,14 @@ class MultiExecutor:
     def warm_up(self) -> float:
         self.ranks.send(encode_warm_up())
         seconds = [_warmed_up(self.ranks, rank) for rank in range(self.ranks.size)]
-        self._longest_step = max(seconds)
-        return self._longest_step
+        longest = max(seconds)
+        self._times = StepTimes(longest, self._budget, self._least_silence)
+        return longest
 
     def _launch(self, message: bytes, work: float, num_drafts: int = 0) -> None:
         """`work`: in tokens that attend to nothing."""
-        predicted = (self._longest_step or 0.0) * work / self._budget
-        self._launched.append((time.monotonic(), predicted, num_drafts))
-        if self._longest_step is not None:
-            _, seconds, drafts = zip(*self._launched, strict=True)
-            # A pass of what drafts takes no longer than a step.
-            most = (PATIENCE + max(drafts)) * max(self._slowest_step, *seconds)
-            self.ranks.allow_silence(max(self._least_silence, most))
+        self._launched.append((time.monotonic(), self._times.predicted(work), num_drafts))
+        self.ranks.allow_silence(self._times.silence(self._slowest_step, self._launched))
         self.ranks.send(message)
 
     def prepare(self) -> bool:

@@ -16,6 +16,7 @@ from headwater.kernels.stage.stage_memory import NUM_SLOTS, StageSizes
 
 from ...parallel.rendezvous_store import NO_LIMIT
 from ...parallel.stage_groups import Group, StageGroups
+from ..exit.stage_messages import NO_STAGE
 from .stage_link import StageLinks, bytes_of
 
 DEVICE = "cuda"
@@ -65,11 +66,11 @@ def nccl_links(groups: StageGroups, sizes: StageSizes) -> StageLinks:
         links = StageLinks(
             stage=stage,
             num_stages=groups.num_stages,
-            stream_in=NcclReceiver(streams, stage - 1) if stage else None,
-            stream_out=None
+            stream_in=NcclReceiver(streams, stage - 1) if stage else NO_STAGE,
+            stream_out=NO_STAGE
             if is_last
             else NcclSender(streams, stage + 1, NUM_SLOTS.value, sizes.stream_bytes),
-            tokens_in=None if is_last else NcclReceiver(returned, last),
+            tokens_in=NO_STAGE if is_last else NcclReceiver(returned, last),
             tokens_out=[NcclSender(returned, each, *tokens) for each in range(last)]
             if is_last
             else (),

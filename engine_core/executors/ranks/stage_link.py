@@ -16,7 +16,7 @@ from ...parallel.rank_waits import RankWaits
 from ...parallel.stage_groups import GroupReceiver, GroupSender, StageGroups
 from ...parallel.stage_rings import StageRings
 from ...system.ring import RingEnd, RingReader, RingWriter
-from ..exit.stage_messages import Receiver, Sender
+from ..exit.stage_messages import NO_STAGE, Receiver, Sender
 
 
 class RingSender:
@@ -97,15 +97,14 @@ class StageLinks:
 
     stage: int = 0
     num_stages: int = 1
-    stream_in: Receiver | None = None
-    stream_out: Sender | None = None
-    tokens_in: Receiver | None = None
+    stream_in: Receiver = NO_STAGE
+    stream_out: Sender = NO_STAGE
+    tokens_in: Receiver = NO_STAGE
     tokens_out: Sequence[Sender] = ()
     groups: StageGroups | None = None
     """Groups of ranks over several hosts; None: all stages are on this host."""
 
     def beginning(self, hidden_size: int, dtype: torch.dtype) -> Embedding:
-        assert self.stream_in is not None
         return ReceivedStream(self.stream_in, hidden_size, dtype)
 
     def end(self) -> LastNorm:
@@ -121,14 +120,11 @@ class StageLinks:
         stage has called it. To be used before the first plan only: the bytes travel over the links
         of streams and tokens, in tensors on `device`. Raises `PeerGone`."""
         given = torch.zeros(self.num_stages, len(own), dtype=torch.uint8, device=device)
-        if self.stream_in is not None:
-            self.stream_in.post(given)()
+        self.stream_in.post(given)()
         given[self.stage] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
-        if self.stream_out is not None:
-            self.stream_out.send(given)
-            assert self.tokens_in is not None
-            given = torch.empty_like(given)
-            self.tokens_in.post(given)()
+        self.stream_out.send(given)
+        given = given.clone()
+        self.tokens_in.post(given)()
         for sender in self.tokens_out:
             sender.send(given)
         return [each.numpy().tobytes() for each in given.cpu()]
@@ -147,14 +143,14 @@ def open_links(start: RankStart, waits: RankWaits) -> StageLinks:
 def links_in_host(rings: StageRings, stage: int, num_stages: int, waits: RankWaits) -> StageLinks:
     """Links with stages that are all on this host."""
 
-    def receiver(end: RingEnd | None) -> RingReceiver | None:
-        return None if end is None else RingReceiver(end, waits)
+    def receiver(end: RingEnd | None) -> Receiver:
+        return NO_STAGE if end is None else RingReceiver(end, waits)
 
     return StageLinks(
         stage=stage,
         num_stages=num_stages,
         stream_in=receiver(rings.stream_in),
-        stream_out=None if rings.stream_out is None else RingSender(rings.stream_out),
+        stream_out=NO_STAGE if rings.stream_out is None else RingSender(rings.stream_out),
         tokens_in=receiver(rings.tokens_in),
         tokens_out=[RingSender(end) for end in rings.tokens_out],
     )
@@ -169,9 +165,9 @@ def links_of_hosts(groups: StageGroups, waits: RankWaits) -> StageLinks:
         stage=stage,
         groups=groups,
         num_stages=groups.num_stages,
-        stream_in=GroupReceiver(lambda: groups.streams, stage - 1, waits) if stage else None,
-        stream_out=None if is_last else GroupSender(lambda: groups.streams, stage + 1),
-        tokens_in=None if is_last else GroupReceiver(lambda: groups.returned, last, waits),
+        stream_in=GroupReceiver(lambda: groups.streams, stage - 1, waits) if stage else NO_STAGE,
+        stream_out=NO_STAGE if is_last else GroupSender(lambda: groups.streams, stage + 1),
+        tokens_in=NO_STAGE if is_last else GroupReceiver(lambda: groups.returned, last, waits),
         tokens_out=[GroupSender(lambda: groups.returned, each) for each in range(last)]
         if is_last
         else (),

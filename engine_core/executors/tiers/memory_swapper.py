@@ -18,6 +18,10 @@ Piece = tuple[torch.Tensor, torch.Tensor]
 """A part of every block, uint8 [num_blocks, …], and where it lies in slots, [num_slots, …]."""
 
 
+def _alone() -> None:
+    """No other swapper is waited for."""
+
+
 class MemorySwapper:
     """See `Swapper`."""
 
@@ -30,11 +34,11 @@ class MemorySwapper:
         saved: Sequence[Piece],
         slots: UInt8Array,
         direct_copies: DirectCopies | None = None,
-        meet: Callable[[], object] | None = None,
+        meet: Callable[[], object] = _alone,
     ) -> None:
         """`loaded` and `saved`: pieces of blocks that are read from slots, and those that are
         written to them. `meet`: returns when the writers of the other pieces have made all
-        requested copies; None: this swapper writes every piece that it reads."""
+        requested copies; at once where this swapper writes every piece that it reads."""
         self._loaded = loaded
         self._saved = saved
         self.slots = slots
@@ -59,7 +63,7 @@ class MemorySwapper:
         part: BlockSlice,
         *,
         saves_drafts: bool,
-        meet: Callable[[], object] | None = None,
+        meet: Callable[[], object] = _alone,
     ) -> Self:
         """Swapper of one rank over slots that all ranks share; a slot holds a block as a single
         process would. A rank copies its part of the served model's heads. Draft layers are whole on
@@ -95,6 +99,6 @@ class MemorySwapper:
         """Returns when the other ranks have saved as many blocks as this one. Ranks are not
         synchronized between plans otherwise: one could load a block that another one has not saved
         yet."""
-        if self._meet is not None and self._num_met < self.num_saved:
+        if self._num_met < self.num_saved:
             self._meet()
             self._num_met = self.num_saved

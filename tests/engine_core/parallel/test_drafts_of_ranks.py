@@ -288,7 +288,7 @@ def test_ranks_may_be_silent_for_longer_where_a_step_has_drafts(
         executor.warm_up()
         # Steps of a busy machine may be slower than the slowest so far.
         monkeypatch.setattr(multi, "time", SimpleNamespace(monotonic=lambda: 0.0))
-        executor._longest_step = 0.0
+        executor._times = multi.StepTimes(0.0, 1, 0.0)
         executor._slowest_step = 1.0
         answers_of_a_new_engine(engine, PROMPTS[:1], [greedy(4)])
         assert allowed == {PATIENCE}

@@ -19,6 +19,7 @@ from headwater.engine_core.executors.build.cuda import build_cuda_executor
 from headwater.engine_core.executors.build.cuda_rank import LoadedRank
 from headwater.engine_core.executors.device.step_shapes import StepShape
 from headwater.engine_core.executors.exit import cuda_send
+from headwater.engine_core.executors.exit.stage_messages import NO_STAGE
 from headwater.engine_core.executors.exit.token_messages import MessageNumbers
 from headwater.engine_core.executors.model.device_model import DeviceModel
 from headwater.engine_core.executors.ranks.gpu_stage import sizes_of
@@ -116,9 +117,9 @@ class NotedLinks:
         links = StageLinks(
             stage=index,
             num_stages=len(STAGES),
-            stream_in=self.stream_in if index else None,
-            stream_out=self.stream_out if index < last else None,
-            tokens_in=self.tokens_in if index < last else None,
+            stream_in=self.stream_in if index else NO_STAGE,
+            stream_out=self.stream_out if index < last else NO_STAGE,
+            tokens_in=self.tokens_in if index < last else NO_STAGE,
             tokens_out=[self.tokens_out] if index == last else (),
         )
         sizes = sizes_of(LIMITS, SERVED.hidden_size, DTYPE)
