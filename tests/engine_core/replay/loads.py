@@ -65,6 +65,9 @@ class Load:
     def config(self, executor: EngineConfig) -> EngineConfig:
         """The limits of this load, within those of an executor."""
         limits = dict(self.limits)
+        if "num_blocks" in limits:
+            # A block of all layers has a page in each group.
+            limits["num_blocks"] *= executor.num_page_groups
         limits["async_depth"] = max(limits["async_depth"], executor.num_groups)
         limits["num_host_blocks"] = min(limits["num_host_blocks"], executor.num_host_blocks)
         return replace(executor, **limits)
