@@ -147,6 +147,17 @@ def test_a_field_that_plans_do_not_have_is_refused() -> None:
 def test_answers_of_more_seeds_are_those_of_requests_alone(
     place: str, seed: int, checkpoints: Checkpoints
 ) -> None:
+    check_seed(place, seed, checkpoints)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(len(PLACES["cuda"].cases)))
+def test_answers_on_a_gpu_are_those_of_requests_alone(seed: int, checkpoints: Checkpoints) -> None:
+    check_seed("cuda", seed, checkpoints)
+
+
+def check_seed(place: str, seed: int, checkpoints: Checkpoints) -> None:
+    """A seed's case has the answers of requests alone, and the same results when repeated."""
     with built(place, case_of(place, seed), checkpoints) as on:
         stream, wrong = wrong_answers(on, random_load(seed))
         assert not wrong
