@@ -33,7 +33,7 @@ from ..runtime.yielding_thread import (
     lower_priority,
     processor_seconds,
 )
-from .grammars import GrammarError, Grammars, check, fill
+from .grammars import GrammarError, Grammars, check, fill, grammars_of
 
 COMPILE_SECONDS = 2.0
 """CPU seconds of a grammar, from its text to its first tokens."""
@@ -225,7 +225,6 @@ class Checks:
         self._questions = questions
         self._unfinished = b""
         """Beginning of a line whose end has not come."""
-        self._grammars: dict[str, Grammars] = {}
         self._forks: list[Fork] = []
         self._given_up: set[int] = set()
         self._is_over = False
@@ -278,9 +277,7 @@ class Checks:
                 return fork
         if len(idle) == MAX_IDLE:
             idle[0].kill()
-        if folder not in self._grammars:
-            self._grammars[folder] = Grammars(Path(folder))
-        fork = Fork.start(folder, self._grammars[folder])
+        fork = Fork.start(folder, grammars_of(Path(folder)))
         if is_slow:
             fork.lower()
         self._forks.append(fork)

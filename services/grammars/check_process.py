@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypedDict
+
+from ..runtime.forked import STAGE_FORKS_FD, ForkClient
+from ..runtime.waited_process import WaitedProcess
+
+MODULE = "headwater.services.grammars.check"
 
 Verdict = str | None
 """Reason against a grammar; None for a good one."""
@@ -57,16 +63,18 @@ class CheckProcess:
 
     def __init__(self) -> None:
         """Starts the process. Raises `OSError` when the system has no room for it."""
-        # NOTE: not through uvloop, which forks: of a process that speaks gRPC 3 in 400 children
-        # died of SIGSEGV before they had begun (2026-11-21). This starts it by vfork. It has a
-        # process group of its own, so that a terminal's Ctrl-C reaches the stage alone, in the
-        # stage's session, where nice values count against the stage.
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "headwater.services.grammars.check"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            process_group=0,
-        )
+        theirs, questions = os.pipe()
+        answers, writer = os.pipe()
+        self._questions = os.fdopen(questions, "wb")
+        self._answers = os.fdopen(answers, "rb")
+        try:
+            self._process = _started(theirs, writer)
+        except OSError:
+            self._close()
+            raise
+        finally:
+            os.close(theirs)
+            os.close(writer)
         self._lock = threading.Lock()
         """Held while a question is sent, and while the end is noted: no question comes after it."""
         self._asked: dict[int, Future[dict[str, Any]]] = {}
@@ -95,8 +103,7 @@ class CheckProcess:
         """Kills the process; waiting callers get `CheckDied`."""
         self._process.kill()
         self._reader.join()
-        with contextlib.suppress(BrokenPipeError), self._process:
-            pass
+        self._close()
 
     def _ask(self, question: Question) -> Future[dict[str, Any]]:
         answer: Future[dict[str, Any]] = Future()
@@ -108,16 +115,19 @@ class CheckProcess:
         return answer
 
     def _send(self, message: Question | dict[str, int]) -> None:
-        assert self._process.stdin is not None
         # If the process is gone, the end of its output ends the wait for the answer.
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
-            self._process.stdin.flush()
+            self._questions.write(json.dumps(message).encode() + b"\n")
+            self._questions.flush()
+
+    def _close(self) -> None:
+        for file in (self._questions, self._answers):
+            with contextlib.suppress(BrokenPipeError):
+                file.close()
 
     def _read(self) -> None:
         """Passes answers on until the process has ended."""
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        for line in self._answers:
             answer = json.loads(line)
             self._asked.pop(answer["number"]).set_result(answer)
         returncode = self._process.wait()
@@ -127,3 +137,19 @@ class CheckProcess:
             self._asked.clear()
         for asked in left:
             asked.set_exception(CheckDied(returncode))
+
+
+def _started(questions: int, answers: int) -> subprocess.Popen[bytes] | WaitedProcess:
+    """The process, in a process group of its own, so that a terminal's Ctrl-C reaches the stage
+    alone, and in the stage's session, where nice values count against the stage: by the server of
+    forks that the supervisor names, which has read the tokenizer, else in a new interpreter."""
+    if (forks := ForkClient.inherited(STAGE_FORKS_FD)) is not None:
+        with forks.socket:
+            files = {0: questions, 1: answers, 2: sys.stderr.fileno()}
+            forked = forks.start_waited(MODULE, [], environment=os.environ, files=files)
+        if forked is not None:
+            return forked
+    # NOTE: not through uvloop, which forks: of a process that speaks gRPC 3 in 400 children died of
+    # SIGSEGV before they had begun (2026-11-21). This starts it by vfork.
+    command = [sys.executable, "-m", MODULE]
+    return subprocess.Popen(command, stdin=questions, stdout=answers, process_group=0)

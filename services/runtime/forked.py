@@ -14,10 +14,12 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
+from .waited_process import UNKNOWN_STATUS, WaitedProcess
+
 SERVER = "headwater.services.runtime.fork_server"
-UNKNOWN_STATUS = 255
-"""Exit status of a process whose fork server died first, as asyncio reports it for processes that
-others reaped."""
+STAGE_FORKS_FD = "HEADWATER_STAGE_FORKS_FD"
+"""Variable with the file descriptor of a socket that asks the server of forks of stages for
+processes. A supervisor sets it for processors, whose checkers of grammars are forked."""
 
 
 class ForkedProcess:
@@ -106,6 +108,42 @@ class ForkClient:
         other variables; such a process is to be started anew. Cancelled, it leaves no process
         behind.
         """
+        with contextlib.ExitStack() as undo:
+            replies = self._ask(module, arguments, environment, files)
+            if replies is None:
+                return None
+            undo.enter_context(replies)
+            await _readable(replies)
+            if (started := _started(replies)) is None:
+                return None
+            undo.pop_all()
+        return ForkedProcess(*started, replies)
+
+    def start_waited(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        files: Mapping[int, int],
+    ) -> WaitedProcess | None:
+        """A process as of `start`, for threads. Returns when it has begun."""
+        replies = self._ask(module, arguments, environment, files)
+        if replies is None:
+            return None
+        if (started := _started(replies)) is None:
+            replies.close()
+            return None
+        return WaitedProcess(*started, replies)
+
+    def _ask(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        files: Mapping[int, int],
+    ) -> socket.socket | None:
+        """The socket at which the server replies to a request; None where none could be sent."""
         request = {
             "module": module,
             "arguments": list(arguments),
@@ -113,23 +151,14 @@ class ForkClient:
             "targets": list(files),
         }
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with contextlib.ExitStack() as undo:
-            undo.enter_context(ours)
-            with theirs:
-                try:
-                    sent = [json.dumps(request).encode()], [theirs.fileno(), *files.values()]
-                    socket.send_fds(self.socket, *sent)
-                except OSError:
-                    return None
-            await _readable(ours)
+        with theirs:
             try:
-                word, pidfds, _, _ = socket.recv_fds(ours, 32, 1)
-            except ConnectionError:
+                sent = [json.dumps(request).encode()], [theirs.fileno(), *files.values()]
+                socket.send_fds(self.socket, *sent)
+            except OSError:
+                ours.close()
                 return None
-            if not word:
-                return None
-            undo.pop_all()
-        return ForkedProcess(int(word), pidfds[0], ours)
+        return ours
 
     def stand_by(
         self, module: str, arguments: Sequence[str] = (), *, environment: Mapping[str, str]
@@ -190,6 +219,15 @@ def _has_pidfds() -> bool:
     except (AttributeError, OSError):
         return False
     return True
+
+
+def _started(replies: socket.socket) -> tuple[int, int] | None:
+    """Id and pidfd of the process that was asked for; None: the server started none."""
+    try:
+        word, pidfds, _, _ = socket.recv_fds(replies, 32, 1)
+    except ConnectionError:
+        return None
+    return (int(word), pidfds[0]) if word else None
 
 
 def _received(replies: socket.socket) -> bytes:

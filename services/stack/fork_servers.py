@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..engine.core.environment import core_environment
 from ..engine.core.variables import CORE_FORKS_FD
-from ..runtime.forked import ForkClient, fork_server
+from ..runtime.forked import STAGE_FORKS_FD, ForkClient, fork_server
 from ..runtime.hardware import resolve_device
 from .settings import STACK_VARIABLES, StackSettings
 from .stage_process import StageProgram
@@ -102,8 +102,8 @@ class ForkServers:
     cores: ForkClient | None
 
     def read_tokenizers(self, folders: Iterable[Path]) -> None:
-        """Has the server of stages read the models' tokenizers for grammars, once for all engines:
-        that takes a third of a second of a core, and memory."""
+        """Has the server of stages read the models' tokenizers for grammars, once for all engines
+        and processors: that takes a third of a second of a core, and memory."""
         if self.stages is not None:
             for folder in folders:
                 self.stages.prepare(GRAMMARS_MODULE, [str(folder)])
@@ -112,10 +112,21 @@ class ForkServers:
         """The engine's program with the descriptor by which it requests its core."""
         if self.cores is None:
             return engine
-        number = self.cores.socket.fileno()
-        return replace(
-            engine, env={**engine.env, CORE_FORKS_FD: str(number)}, files=(*engine.files, number)
-        )
+        return _with(engine, CORE_FORKS_FD, self.cores)
+
+    def for_checks_of(self, processor: StageProgram) -> StageProgram:
+        """The processor's program with the descriptor by which it requests its checker of
+        grammars."""
+        if self.stages is None:
+            return processor
+        return _with(processor, STAGE_FORKS_FD, self.stages)
+
+
+def _with(program: StageProgram, variable: str, forks: ForkClient) -> StageProgram:
+    """The program with a descriptor of the server, which the variable names."""
+    number = forks.socket.fileno()
+    env = {**program.env, variable: str(number)}
+    return replace(program, env=env, files=(*program.files, number))
 
 
 NO_FORKS = ForkServers(None, None)

@@ -32,7 +32,7 @@ from .held_port import HeldPort, check_free
 from .log_files import keep_bounded, put_all_aside
 from .memory_shares import StartedModel, memory_shares, start_order
 from .model_manager import ModelManager
-from .model_stages import ENGINE_MODULE, ModelStages
+from .model_stages import ENGINE_MODULE, PROCESSOR_MODULE, ModelStages
 from .plan import StackPlan
 from .readiness import until_ready
 from .roles import Role
@@ -319,6 +319,8 @@ class LocalStack:
             program = StageProgram(module, flags(), self._env | (env or {}))
             if module == ENGINE_MODULE:
                 program = self._forks.for_cores_of(program)
+            elif module == PROCESSOR_MODULE:
+                program = self._forks.for_checks_of(program)
             if holder is not None:
                 program = await holder.known_to(program)
             log = self._logs / f"{name}.log"

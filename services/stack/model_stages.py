@@ -23,6 +23,7 @@ from .stage_process import KeptStage, StageDied
 RETIRE_SECONDS = 45.0
 """Longer than an engine's own drain limit, in which it finishes or hands over what runs."""
 ENGINE_MODULE = "headwater.services.engine"
+PROCESSOR_MODULE = "headwater.services.processor"
 PAUSES = (5.0, 15.0, 30.0, 60.0)
 """Seconds until the next try after the first, second … replica that did not start."""
 

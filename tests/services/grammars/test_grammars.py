@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from headwater.services.grammars.check_process import MODULE
+from headwater.services.grammars.checker import FREE_TEXT, GrammarChecker
 from headwater.services.grammars.grammars import grammars_of
 from headwater.services.models.manifest import ModelFolderError
-from headwater.services.runtime.forked import fork_server
+from headwater.services.runtime.forked import STAGE_FORKS_FD, fork_server
 from headwater.services.stack.fork_servers import GRAMMARS_MODULE, ForkServers
+from headwater.services.stack.model_stages import PROCESSOR_MODULE
+from headwater.services.stack.stage_process import StageProgram
+from tests.services.engine.engine_process import wait_for_end
+from tests.services.grammars.test_checker import ASKER, children
 
 
 @pytest.fixture
@@ -54,3 +61,33 @@ async def test_stages_share_what_the_server_that_forked_them_has_read(
         forked = await stages.start("stage_of_engines", [], environment=environment, files={})
         assert forked is not None
         assert await forked.wait() == 11
+
+
+async def test_a_processor_has_its_checker_forked_where_the_tokenizer_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    others = children()
+    with fork_server([MODULE], environment=os.environ) as stages:
+        assert stages is not None
+        [server] = children() - others
+        forks = ForkServers(stages, None)
+        forks.read_tokenizers([folder])
+        program = forks.for_checks_of(StageProgram(PROCESSOR_MODULE, [], os.environ))
+        assert program.files == (stages.socket.fileno(),)
+        monkeypatch.setenv(STAGE_FORKS_FD, program.env[STAGE_FORKS_FD])
+        async with GrammarChecker() as checker:
+            await checker.warm(folder)
+            [killed] = children(server)
+            os.kill(killed, signal.SIGKILL)
+            wait_for_end(killed, seconds=60)
+            await checker.check(folder, FREE_TEXT + " ", ASKER)
+            [last] = children(server) - {killed}
+            assert children() - others == {server}
+            assert "died" not in capfd.readouterr().out
+        wait_for_end(last, seconds=60)
+        os.kill(server, signal.SIGKILL)
+        wait_for_end(server, seconds=60)
+        # It begins in a new interpreter.
+        async with GrammarChecker() as checker:
+            await checker.check(folder, FREE_TEXT, ASKER)
+            assert len(children() - others - {server}) == 1
