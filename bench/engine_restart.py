@@ -1,8 +1,9 @@
-"""`headwater bench restart`: what a client notices of an engine that is killed in the middle of an
-answer, and what the engine's next life does meanwhile. Starts and ends a cluster of its own.
+"""`headwater bench restart`: what clients notice of an engine that is killed in the middle of their
+answers, and what the engine's next life does meanwhile. Starts and ends a cluster of its own.
 
 The pause is the time from SIGKILL to the next piece of the answer, which must be the answer that
-the engine gives undisturbed.
+the engine gives undisturbed; of several answers, the longest pause counts. Beside a second engine
+(`--up=--replicas=2`) answers go on there.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import os
 import signal
 import statistics
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -43,18 +45,48 @@ class Restart:
     """One death, in seconds."""
 
     pause: float
-    """Seconds from the kill to the next piece of the answer."""
-    is_same: bool
-    """Whether the answer is that of an engine that was left alone."""
+    """Seconds from the kill to the next piece of the answer that waited longest."""
+    num_same: int
+    """Number of answers that are those of an engine that was left alone."""
     phases: dict[str, float]
     """Seconds from the kill to the beginning of each phase of the next life's core, and to `ready`,
     the line of its server."""
 
 
+@dataclass(slots=True)
+class Answer:
+    """A streamed answer, as it comes."""
+
+    pieces: list[str] = field(default_factory=list)
+    arrivals: list[float] = field(default_factory=list)
+    """When each piece came, on the clock of time.time()."""
+    is_over: bool = False
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    def read(self, record: ClusterRecord, seed: int, tokens: int) -> None:
+        try:
+            for piece in _pieces(record, seed, tokens):
+                self.arrivals.append(time.time())
+                self.pieces.append(piece)
+        finally:
+            self.is_over = True
+
+    def pause(self, killed_at: float) -> float:
+        """Seconds from the kill to the end of the longest gap behind it: pieces that were on their
+        way come at once. 0: the answer was there."""
+        arrivals = [at - killed_at for at in self.arrivals if at > killed_at]
+        gaps = map(operator.sub, arrivals, [0.0, *arrivals[:-1]])
+        return max(zip(gaps, arrivals, strict=True), default=(0.0, 0.0))[1]
+
+
 def main(
     rounds: Annotated[int, typer.Option(help="deaths")] = 5,
     victim: Annotated[str, typer.Option(help="core (computes) or server (of the engine)")] = "core",
-    tokens: Annotated[int, typer.Option(help="of the answer")] = 400,
+    tokens: Annotated[int, typer.Option(help="of an answer")] = 400,
+    streams: Annotated[int, typer.Option(help="answers at once")] = 1,
     up: Annotated[
         list[str] | None,
         typer.Option(help="flag of `headwater up`; repeatable: --up=--device=cuda"),
@@ -65,7 +97,7 @@ def main(
     check_choice("victim", victim, VICTIMS)
     with own_cluster(["--replicas=1", *(up or ())]) as (record, folder):
         # The first answer may wait for what is compiled when it is needed.
-        expected = [_text(record, tokens) for _ in range(2)][-1]
+        expected = [_answers(record, range(streams), tokens) for _ in range(2)][-1]
         restarts = [_killed(folder, victim, tokens, expected) for _ in range(rounds)]
     if as_json:
         typer.echo(json.dumps([asdict(each) for each in restarts], indent=2))
@@ -76,11 +108,11 @@ def main(
         found = [each.phases[phase] for each in restarts if phase in each.phases]
         _add(table, f"to {phase}", found)
     Console().print(table)
-    num_same = sum(each.is_same for each in restarts)
-    typer.echo(f"{num_same} of {rounds} answers are the same as without a death")
+    num_same = sum(each.num_same for each in restarts)
+    typer.echo(f"{num_same} of {rounds * streams} answers are the same as without a death")
 
 
-def _killed(folder: Path, victim: str, tokens: int, expected: str) -> Restart:
+def _killed(folder: Path, victim: str, tokens: int, expected: Sequence[str]) -> Restart:
     record = read_cluster(folder)
     assert record is not None
     # As an engine is found that has served for a while.
@@ -88,26 +120,23 @@ def _killed(folder: Path, victim: str, tokens: int, expected: str) -> Restart:
     time.sleep(STANDBY_SECONDS)
     stage = _engine(record)
     pid = stage.pid if victim == "server" else stage.children[0]
-    pieces: list[str] = []
-    arrivals: list[float] = []
-    killed_at = 0.0
-    for piece in _pieces(record, tokens):
-        pieces.append(piece)
-        if killed_at:
-            arrivals.append(time.time() - killed_at)
-        elif len(pieces) == PIECES_BEFORE:
-            killed_at = time.time()
-            os.kill(pid, signal.SIGKILL)
-    # Pieces that were on their way arrive at once: the longest gap ends with the first piece of the
-    # restarted engine.
-    gaps = map(operator.sub, arrivals, [0.0, *arrivals[:-1]])
-    _, pause = max(zip(gaps, arrivals, strict=True))
+    answers = [Answer() for _ in expected]
+    with ThreadPoolExecutor(len(answers)) as pool:
+        calls = [
+            pool.submit(answer.read, record, seed, tokens) for seed, answer in enumerate(answers)
+        ]
+        while any(len(each.pieces) < PIECES_BEFORE and not each.is_over for each in answers):
+            time.sleep(0.001)
+        killed_at = time.time()
+        os.kill(pid, signal.SIGKILL)
+    for call in calls:
+        call.result()
     while (after := read_cluster(folder)) is None or _engine(after).pid == stage.pid:
         time.sleep(0.05)
     phases = core_phases(folder / "logs" / f"{stage.name}.log", since=killed_at)
     return Restart(
-        pause=pause,
-        is_same="".join(pieces) == expected,
+        pause=max(answer.pause(killed_at) for answer in answers),
+        num_same=sum(answer.text == text for answer, text in zip(answers, expected, strict=True)),
         phases={name: when - killed_at for name, when in phases.items()},
     )
 
@@ -121,18 +150,19 @@ def _engine(record: ClusterRecord) -> StageRecord:
     return next(stage for stage in record.stages if stage.name.startswith("engine"))
 
 
-def _text(record: ClusterRecord, tokens: int) -> str:
-    return "".join(_pieces(record, tokens))
+def _answers(record: ClusterRecord, seeds: Sequence[int], tokens: int) -> list[str]:
+    with ThreadPoolExecutor(len(seeds)) as pool:
+        return list(pool.map(lambda seed: "".join(_pieces(record, seed, tokens)), seeds))
 
 
-def _pieces(record: ClusterRecord, tokens: int) -> Iterator[str]:
+def _pieces(record: ClusterRecord, seed: int, tokens: int) -> Iterator[str]:
     body = {
         "model": record.model,
         "messages": [{"role": "user", "content": PROMPT}],
         # Drawn tokens are drafted less well than the loops of greedy answers: there are many
         # pieces.
         "temperature": 1,
-        "seed": 7,
+        "seed": 7 + seed,
         "max_tokens": tokens,
         "ignore_eos": True,
         "stream": True,

@@ -53,7 +53,7 @@ BENCHMARKS = {
     ),
     "restart": (
         "engine_restart",
-        "Pause of an answer whose engine is killed, and what its next life does meanwhile.",
+        "Pauses of answers whose engine is killed, and what its next life does meanwhile.",
     ),
     "structured": (
         "structured",
