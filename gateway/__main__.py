@@ -50,7 +50,7 @@ from .admin.routes import admin_routes
 from .admin.tenants import TenantAdmin, make_audit_stream
 from .buckets import FAILURES
 from .http.app import make_app
-from .http.connection_limit import connections_allowed
+from .http.connection_limit import connections_allowed, relayed_connections_allowed
 from .http.http_guard import HttpGuard
 from .http.listener import ClientTls, RestListener
 from .jobs.background.runner import BackgroundRunner
@@ -188,12 +188,13 @@ def listeners(
         "reuse_port": settings.reuse_port,
         "tls": ClientTls.of(settings),
     }
+    max_connections = connections_allowed(settings.max_calls)
     rest = RestListener(
         HttpGuard(app, settings, cluster.metrics),
         settings.host,
         settings.port,
         slow_head_limit=settings.slow_head_limit,
-        max_connections=connections_allowed(settings.max_calls),
+        max_connections=max_connections,
         on_refused=cluster.metrics.refused.add,
         **shared,
     )
@@ -206,6 +207,7 @@ def listeners(
         max_message_bytes=settings.max_message_bytes,
         max_text_bytes=settings.max_text_bytes,
         max_calls=settings.max_calls,
+        max_connections=relayed_connections_allowed(settings.max_calls, max_connections),
         **shared,
     )
     return rest, public

@@ -14,6 +14,8 @@ from headwater.services.runtime import errors
 OWN_FILES = 256, 2048
 """Fewest and most open files that are left for logs, other stages, NATS, Redis and gRPC: a quarter
 in between."""
+RELAYED_FILES = 3
+"""Open files of a client's connection over gRPC: its own, and both ends of the one to gRPC."""
 SPARE_CONNECTIONS = 64
 """Number of connections past the limit whose requests the gateway still reads. It answers those of
 `WATCHED`."""
@@ -46,11 +48,7 @@ def connections_allowed(wanted: int) -> int:
     if soft == resource.RLIM_INFINITY:
         return wanted
     needed = wanted + _own_files(wanted // 3)
-    if soft < needed:
-        with contextlib.suppress(OSError, ValueError):
-            raised = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, raised), hard))
-            soft = max(soft, raised)
+    soft = _raised(soft, hard, needed)
     allowed = max(1, min(wanted, soft - _own_files(soft // 4)))
     if allowed < wanted:
         remedy = f"ulimit -n {needed}, or LimitNOFILE={needed} of a service"
@@ -60,6 +58,30 @@ def connections_allowed(wanted: int) -> int:
         )
         structlog.get_logger().warning(sentence, remedy=remedy)
     return allowed
+
+
+def relayed_connections_allowed(wanted: int, num_rest: int) -> int:
+    """Number of connections over gRPC, at most `wanted`, beside `num_rest` over REST. Raises the
+    process's limit of open files as `connections_allowed` does, which is to be called first. Where
+    that is not enough they have half of the files that are left to the process itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    own = _own_files(num_rest // 3)
+    needed = num_rest + own + RELAYED_FILES * wanted
+    soft = _raised(soft, hard, needed)
+    free = max(soft - num_rest - own, own // 2)
+    return max(1, min(wanted, free // RELAYED_FILES))
+
+
+def _raised(soft: int, hard: int, needed: int) -> int:
+    """The limit of open files, raised to `needed` as far as the system lets it."""
+    if soft < needed:
+        with contextlib.suppress(OSError, ValueError):
+            raised = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, raised), hard))
+            return max(soft, raised)
+    return soft
 
 
 def _own_files(wanted: int) -> int:

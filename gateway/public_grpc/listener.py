@@ -136,10 +136,11 @@ class GrpcListener:
         max_message_bytes: int,
         max_text_bytes: int,
         max_calls: int,
+        max_connections: int,
         reuse_port: bool,
         tls: ClientTls | None = None,
     ) -> None:
-        """`max_calls` is the largest number of calls, and of connections, that are open at once.
+        """`max_calls` is the largest number of calls that are open at once.
         `slow_message_limit` is the number of seconds in which the message of a call comes."""
         longest = ("grpc.max_receive_message_length", min(max_message_bytes, MAX_OPTION))
         options = (longest, *PING_OPTIONS, *SIZE_OPTIONS)
@@ -176,7 +177,7 @@ class GrpcListener:
         self._socket = bound(host, port, reuse_port)
         self.address = advertised(host, self._socket.getsockname()[1])
         self._relay = Relay(
-            max_connections=max_calls,
+            max_connections=max_connections,
             max_head_bytes=MAX_ENCODED_HEAD_BYTES,
             max_streams=MAX_STREAMS,
             settings_seconds=SETTINGS_SECONDS,

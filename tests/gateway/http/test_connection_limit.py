@@ -15,6 +15,7 @@ from headwater.gateway.http.connection_limit import (
     SPARE_CONNECTIONS,
     WATCHED,
     connections_allowed,
+    relayed_connections_allowed,
 )
 from headwater.gateway.settings import MIN_CALLS, GatewaySettings
 from headwater.gateway.tenancy.peers import KEPT
@@ -153,6 +154,18 @@ def is_closed(connection: socket.socket) -> bool:
         return False
 
 
+def limited(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int) -> list[int]:
+    """Limits of open files of this process, as they are set."""
+    limits = [soft, hard]
+
+    def set_limits(_: int, asked: tuple[int, int]) -> None:
+        limits[:] = asked
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
+    monkeypatch.setattr(resource, "setrlimit", set_limits)
+    return limits
+
+
 @pytest.mark.parametrize(
     ("soft", "hard", "raised", "allowed"),
     [
@@ -167,16 +180,28 @@ def is_closed(connection: socket.socket) -> bool:
 def test_open_files_are_raised_for_connections_as_far_as_that_goes(
     soft: int, hard: int, raised: int, allowed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = (soft, hard)
-
-    def set_limits(_: int, asked: tuple[int, int]) -> None:
-        nonlocal limits
-        limits = asked
-
-    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
-    monkeypatch.setattr(resource, "setrlimit", set_limits)
+    limits = limited(monkeypatch, soft, hard)
     assert connections_allowed(3000) == allowed
-    assert limits == (raised, hard)
+    assert limits == [raised, hard]
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised", "allowed"),
+    [
+        # A client's connection has three open files.
+        (1024, 1024, 1024, OWN_FILES[0] // 2 // 3),
+        (1024, 8000, 8000, (8000 - 3000 - 1000) // 3),
+        (1024, resource.RLIM_INFINITY, 3000 + 1000 + 9000, 3000),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, resource.RLIM_INFINITY, 3000),
+    ],
+)
+def test_connections_over_grpc_leave_open_files_to_those_over_rest(
+    soft: int, hard: int, raised: int, allowed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = limited(monkeypatch, soft, hard)
+    num_rest = connections_allowed(3000)
+    assert relayed_connections_allowed(3000, num_rest) == allowed
+    assert limits == [raised, hard]
 
 
 def test_gateways_of_default_size_leave_a_bounded_number_of_open_files_to_others(
