@@ -27,6 +27,7 @@ from . import engine_calls
 from .access import ACL_FILE, MASTER_KEY_FILE, NATS_FILE, Passwords, ServerAccess, keep_master_key
 from .cluster_record import ClusterRecord, StageRecord, remove_cluster
 from .embedded import EmbeddedServer, start_nats, start_valkey
+from .failed_writes import restart_after_failed_writes
 from .fork_servers import NO_FORKS, ForkServers
 from .held_port import HeldPort, check_free
 from .log_files import keep_bounded, put_all_aside
@@ -148,6 +149,9 @@ class LocalStack:
             async with Bus.open(self.record.nats_url) as bus, asyncio.TaskGroup() as tasks:
                 for stage in [*self._servers.values(), *self._gateways]:
                     stage.guard(tasks)
+                if (nats := self._servers.get("nats")) is not None:
+                    log = self._logs / f"{nats.name}.log"
+                    tasks.create_task(restart_after_failed_writes(nats, log, self._report))
                 facts = SupervisorFacts(self.settings, os.environ)
                 async with (
                     owned_task(keep_bounded(self._logs, self.settings.earlier_logs)),
