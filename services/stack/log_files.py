@@ -48,11 +48,18 @@ def _move_on(log: Path, most: int) -> None:
 def empty(log: Path, most: int = EARLIER_LOGS) -> None:
     """Copies a log that is being written into an earlier one, and empties it. Lines that are
     written between the two are lost. Raises `OSError`."""
-    _make_room(log, most)
+    _remove_beyond(log, most - 1)
     if most:
-        copy = _numbered(log, 1)
-        shutil.copyfile(log, copy)
-        copy.chmod(OWN_LOG)
+        copy = log.with_name(f".{log.name}.copy")
+        try:
+            shutil.copyfile(log, copy)
+            copy.chmod(OWN_LOG)
+            # Only now: on a full disk each attempt would push an earlier log out.
+            _make_room(log, most)
+            copy.rename(_numbered(log, 1))
+        except OSError:
+            copy.unlink(missing_ok=True)
+            raise
     os.truncate(log, 0)
 
 
@@ -75,13 +82,18 @@ def _empty_full_ones(folder: Path, most: int) -> None:
 
 def _make_room(log: Path, most: int) -> None:
     """Moves earlier logs one number on; those beyond `most` are removed."""
-    for earlier in log.parent.glob(f"{glob.escape(log.name)}.*"):
-        number = earlier.suffix.removeprefix(".")
-        if number.isdecimal() and int(number) >= most:
-            earlier.unlink()
+    _remove_beyond(log, most - 1)
     for idx in range(most - 1, 0, -1):
         if (earlier := _numbered(log, idx)).exists():
             earlier.rename(_numbered(log, idx + 1))
+
+
+def _remove_beyond(log: Path, most: int) -> None:
+    """Removes earlier logs, but for the latest `most`."""
+    for earlier in log.parent.glob(f"{glob.escape(log.name)}.*"):
+        number = earlier.suffix.removeprefix(".")
+        if number.isdecimal() and int(number) > most:
+            earlier.unlink()
 
 
 def _numbered(log: Path, number: int) -> Path:

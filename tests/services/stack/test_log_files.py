@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -73,3 +76,22 @@ async def test_a_log_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         while long.stat().st_size:  # noqa: ASYNC110 (a thread writes)
             await asyncio.sleep(0.01)
     assert read(tmp_path) == {"short.log": "short", "long.log": "", "long.log.1": "x" * 101}
+
+
+def test_earlier_logs_stay_while_a_full_disk_takes_no_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log that cannot be copied is tried again every few seconds."""
+    before = {"engine-0.log": "now", "engine-0.log.1": "second", "engine-0.log.2": "first"}
+    for name, text in before.items():
+        (tmp_path / name).write_text(text)
+
+    def torn(source: Path, copy: Path) -> None:
+        copy.write_text("n")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shutil, "copyfile", torn)
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space left"):
+            empty(tmp_path / "engine-0.log", 3)
+    assert read(tmp_path) == before
