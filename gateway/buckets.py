@@ -27,6 +27,8 @@ _WRONG_LAST_SEQUENCE = 10071
 """JetStream's number for a subject that is not as it was expected to be."""
 _FULL = (10023, 10077)
 """JetStream's error codes of a server, and of a stream, that has no room."""
+_NO_SPACE = "no space left on device"
+"""Words of JetStream's error for a full disk, whose code is that of every failed write."""
 
 
 FAILURES = (nats.errors.Error, OSError, TimeoutError)
@@ -94,8 +96,8 @@ def is_wrong_sequence(refused: nats.js.errors.APIError) -> bool:
 
 
 def is_full(refused: nats.js.errors.APIError) -> bool:
-    """The server or the stream has no room."""
-    return refused.err_code in _FULL
+    """The server, its disk or the stream has no room."""
+    return refused.err_code in _FULL or _NO_SPACE in (refused.description or "")
 
 
 async def entries(js: JetStreamContext, bucket: str, pattern: str) -> AsyncIterator[KeyValue.Entry]:

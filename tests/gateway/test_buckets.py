@@ -6,6 +6,7 @@ from __future__ import annotations
 import uuid
 
 import nats.errors
+import nats.js.errors
 import pytest
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
@@ -34,6 +35,16 @@ def test_storage_that_does_not_answer_is_named_with_the_reason(
     with pytest.raises(Unavailable) as caught, or_unavailable():
         raise failure
     assert (caught.value.message, caught.value.code) == (sentence, "storage_unavailable")
+
+
+def test_a_disk_that_is_full_is_named_without_its_folders() -> None:
+    full = nats.js.errors.ServerError(
+        code=500, err_code=10051, description="write /srv/nats/1.blk: no space left on device"
+    )
+    with pytest.raises(Unavailable) as caught, or_unavailable():
+        raise full
+    assert caught.value.code == "storage_full"
+    assert "/srv" not in caught.value.message
 
 
 @pytest.mark.parametrize("pattern", ["b", ">"])
