@@ -146,7 +146,11 @@ class BackgroundResponses:
             with or_unavailable():
                 await self._ledger.drop(tenant, response_id)
         except NotFound:
-            await self._responses.forget(tenant, response_id)
+            try:
+                await self._responses.forget(tenant, response_id)
+            except NotFound:
+                await self._running(tenant, response_id)
+                raise
             record = None
         with contextlib.suppress(*FAILURES, Unavailable):
             if record is not None and record.is_streamed and not record.is_over:
@@ -160,12 +164,13 @@ class BackgroundResponses:
 
     async def _found(self, caller: Caller, response_id: str) -> dict[str, Any]:
         """The running or kept response. Raises `NotFound`, `Unavailable`."""
-        record = await self._here(caller.tenant.key, response_id)
-        return (
-            record.response
-            if record is not None
-            else await self._responses.find(caller.tenant.key, response_id)
-        )
+        tenant = caller.tenant.key
+        if (record := await self._here(tenant, response_id)) is None:
+            try:
+                return await self._responses.find(tenant, response_id)
+            except NotFound:
+                record = await self._running(tenant, response_id)
+        return record.response
 
     async def _here(self, tenant: str, response_id: str) -> Record | None:
         """The record of a response; None also where there is no NATS, or none that answers: a kept
@@ -176,6 +181,18 @@ class BackgroundResponses:
             return await self._ledger.get(tenant, response_id)
         except (*FAILURES, NotFound, Unavailable):
             return None
+
+    async def _running(self, tenant: str, response_id: str) -> Record:
+        """The record of a response that is not kept. Raises `NotFound`, and `Unavailable` while
+        NATS is away: the response may run."""
+        if not self._durable.has_server:
+            raise NotFound("response", response_id)
+        if not self._durable.is_there:
+            raise Unavailable(
+                "running responses are in NATS, which is out of reach", code="storage_unavailable"
+            )
+        with or_unavailable():
+            return await self._ledger.get(tenant, response_id)
 
     async def _append_event(
         self, tenant: str, response_id: str, *events: dict[str, Any], in_place_of_all: bool = False

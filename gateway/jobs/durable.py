@@ -80,8 +80,13 @@ class Durable:
 
     @property
     def is_there(self) -> bool:
-        """Whether there is a NATS to ask. Its reachability is not known."""
+        """Whether NATS was in reach a moment ago."""
         return self._bus.jetstream() is not None
+
+    @property
+    def has_server(self) -> bool:
+        """Whether the gateway was given a NATS, in reach or not."""
+        return self._bus.url is not None
 
     async def rooms(self) -> Rooms:
         """The buckets and queues. Raises `Unavailable` without NATS, and what JetStream raises."""

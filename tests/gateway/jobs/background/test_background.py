@@ -155,6 +155,27 @@ def test_what_cannot_be_answered_is_refused_at_once(
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "storage_unavailable")
 
 
+@pytest.mark.long
+async def test_while_nats_is_away_no_response_is_said_to_be_missing(
+    behind: Behind,
+    start_gateway: GatewayStarter,
+    tmp_path: Path,
+    shared_redis_url: str,
+    kept: dict[str, Any],
+) -> None:
+    """It may run: who polls would give it up."""
+    server = await start_nats(tmp_path, jetstream=tmp_path / "streams", **kept)
+    flags = (f"--nats-url={server.url}", f"--redis-url={shared_redis_url}")
+    with start_gateway(behind, *flags) as running:
+        path = "/v1/responses/resp_x"
+        assert running.client.get(path).status_code == 404
+        await server.kill()
+        for reply in (running.client.get(path), running.client.delete(path)):
+            code = reply.json()["error"]["code"]
+            assert (reply.status_code, code) == (503, "storage_unavailable")
+            assert reply.headers["retry-after"]
+
+
 @pytest.fixture
 async def own_nats_url(tmp_path: Path, kept: dict[str, Any]) -> AsyncIterator[str]:
     """Where nobody else takes work."""
