@@ -20,6 +20,8 @@ from .gateway_figures import cluster_totals
 SAMPLE_SECONDS = 30
 MAX_SAMPLES = 6 * 3600 // SAMPLE_SECONDS
 """Six hours, 60 kB."""
+EARLY_SECONDS = 1.0
+"""Most seconds by which a timer comes early."""
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
@@ -55,10 +57,13 @@ class Samples:
         return list(self._kept)
 
     def take(self, number: int) -> None:
-        """Keeps a sample of what has happened since the one before."""
+        """Keeps a sample of what has happened since the one before, in place of those that a clock
+        which was set back repeats."""
         now = self._read()
         grown = {name: max(0.0, now[name] - self._before.get(name, 0.0)) for name in now}
         self._before = now
+        while self._kept and self._kept[-1].number >= number:
+            self._kept.pop()
         self._kept.append(
             Sample(
                 number=number,
@@ -73,12 +78,18 @@ class Samples:
         )
 
     async def _follow(self) -> None:
-        number = 0
         while True:
-            # Of the half minute that ends next: a timer may come a little early.
-            number = max(number + 1, int(time.time() // SAMPLE_SECONDS) + 1)
-            await asyncio.sleep(max(0.0, number * SAMPLE_SECONDS - time.time()))
+            number, seconds = next_sample(time.time())
+            await asyncio.sleep(seconds)
             self.take(number)
+
+
+def next_sample(now: float) -> tuple[int, float]:
+    """Number of the half minute that ends next, and the seconds until then. `now` may be a little
+    before the end of one that was taken, as a timer may come, or hours back, where a clock was set
+    back."""
+    number = int((now + EARLY_SECONDS) // SAMPLE_SECONDS) + 1
+    return number, number * SAMPLE_SECONDS - now
 
 
 def merged(gateways: Iterable[Iterable[Sample]]) -> list[dict[str, Any]]:

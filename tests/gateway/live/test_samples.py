@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from headwater.gateway.live.samples import MAX_SAMPLES, Samples, merged
+import pytest
+
+from headwater.gateway.live.samples import MAX_SAMPLES, Samples, merged, next_sample
 
 NAMES = (
     *("num_running", "num_waiting", "num_finished", "num_refused"),
@@ -48,3 +50,25 @@ def test_the_oldest_samples_make_room() -> None:
 def test_a_total_that_falls_is_no_negative_growth() -> None:
     kept = samples({"output_tokens": 50.0}, {"output_tokens": 20.0})
     assert merged([kept.all()])[0]["output_tokens"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("now", "number", "seconds"),
+    [(60.0, 3, 30.0), (59.75, 3, 30.25), (75.0, 3, 15.0), (10.0, 1, 20.0)],
+    ids=["at its end", "a little early", "between", "set back"],
+)
+def test_the_next_sample_is_of_the_half_minute_that_ends_next(
+    now: float, number: int, seconds: float
+) -> None:
+    assert next_sample(now) == (number, seconds)
+
+
+def test_samples_after_a_clock_was_set_back_take_the_places_of_those_before() -> None:
+    totals = iter(
+        [dict.fromkeys(NAMES, 0.0) | {"num_finished": 30.0 * number} for number in range(5)]
+    )
+    kept = Samples(lambda: next(totals))
+    for number in (7, 8, 9, 8):
+        kept.take(number)
+    assert [each.number for each in kept.all()] == [7, 8]
+    assert [row["num_finished"] for row in merged([kept.all()])] == [1.0, 1.0]
