@@ -98,7 +98,7 @@ class Accounts:
         model: str,
         grant: Grant,
         use: TokenUse,
-        began: float,
+        seconds: float,
         raised: BaseException | None,
     ) -> None:
         """Records what a request has used, whatever ended it."""
@@ -107,7 +107,7 @@ class Accounts:
         outcome = "done" if raised is None else "error"
         if isinstance(raised, (errors.ClientGone, asyncio.CancelledError)):
             outcome = "cancelled"
-        record = self._record(caller.tenant, model, grant, use, outcome, time.time() - began)
+        record = self._record(caller.tenant, model, grant, use, outcome, seconds)
         if grant.more is None:
             self._usage.add(record, grant.recorded)
         else:

@@ -21,13 +21,14 @@ class Charged:
         end: Callable[[Grant, TokenUse, float, BaseException | None], Awaitable[None]],
         use: Callable[[], TokenUse],
     ) -> None:
+        """`end` gets the grant, its use, the seconds that it was held, and what ended it."""
         self._granted = granted
         self._end = end
         self._use = use
 
     async def __aenter__(self) -> Grant:
         self._grant = await self._granted
-        self._began = time.time()
+        self._began = time.monotonic()
         return self._grant
 
     async def __aexit__(
@@ -36,4 +37,5 @@ class Charged:
         raised: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._end(self._grant, self._use(), self._began, raised)
+        seconds = time.monotonic() - self._began
+        await self._end(self._grant, self._use(), seconds, raised)
