@@ -31,7 +31,7 @@ from ..runtime.printable import shown
 from ..runtime.progress import ProgressBars
 from ..runtime.settings import SettingError, require
 from ..runtime.unread_variables import unread_variables
-from ..stack.cluster_record import ClusterRecord
+from ..stack import cluster_record
 from ..stack.fork_servers import ForkServers, fork_servers
 from ..stack.memory_shares import StartedModel
 from ..stack.settings import StackSettings
@@ -50,7 +50,7 @@ def up(settings: StackSettings, console: Console) -> int:
     # An engine would say so when the model is there, and other stages run.
     if settings.device == "cuda" and settings.executor != "simulated" and not has_gpu_driver():
         raise SettingError("device", settings.device, "a device of this machine, or auto")
-    with _own_state_folder(settings.state_dir), fork_servers(settings) as forks:
+    with own_state_folder(settings.state_dir), fork_servers(settings) as forks:
         settings, models = pulled(settings, console)
         for model in models:
             if rounding := ModelManifest.read(model.folder).rounding:
@@ -153,7 +153,7 @@ async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool
 
 
 @contextlib.contextmanager
-def _own_state_folder(folder: Path) -> Iterator[None]:
+def own_state_folder(folder: Path) -> Iterator[None]:
     """Locks the state folder for one cluster; the lock ends with this process. Raises
     `SettingError` where the folder cannot be made."""
     try:
@@ -168,11 +168,13 @@ def _own_state_folder(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             allowed = "choose another with --state-dir"
             raise StackError(f"a cluster runs with the state folder {folder}; {allowed}") from None
+        # Of a cluster that was killed: its process id may be this process's now, as in a container.
+        cluster_record.remove_cluster(folder)
         yield
 
 
 def _print_record(
-    console: Console, line: ClusterRecord, settings: StackSettings, seconds: float
+    console: Console, line: cluster_record.ClusterRecord, settings: StackSettings, seconds: float
 ) -> None:
     rules = settings.rules
     number = (

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from headwater.services.cli.up import own_state_folder
 from headwater.services.stack.cluster_record import (
     ClusterRecord,
     StageRecord,
@@ -51,3 +52,10 @@ def test_a_stage_of_the_running_cluster_has_a_process_id(tmp_path: Path) -> None
     assert pid_of_stage(tmp_path, "engine-0") == 12
     with pytest.raises(StackError, match=r"^name is 'engine-1'; allowed: engine-0$"):
         pid_of_stage(tmp_path, "engine-1")
+
+
+def test_the_record_of_a_killed_cluster_is_gone_while_the_next_one_starts(tmp_path: Path) -> None:
+    """In a container the next one may have the same process id, and is taken for the old one."""
+    record_of().write(tmp_path)
+    with own_state_folder(tmp_path):
+        assert read_cluster(tmp_path) is None
