@@ -52,7 +52,9 @@ class OpenBatches:
 
     @contextlib.asynccontextmanager
     async def used(self, tenant: str, batch_id: str) -> AsyncIterator[OpenBatch]:
-        """Opens a batch inside the `with` block. Raises `NotFound`, and what storage raises."""
+        """Opens a batch inside the `with` block. Raises `NotFound`, also for a batch whose lines
+        are not to be answered any more, `Unavailable` before it has begun, and what storage
+        raises."""
         opening = self._opening.get(batch_id)
         if opening is None:
             opening = self._opening[batch_id] = asyncio.get_running_loop().create_future()
@@ -70,6 +72,11 @@ class OpenBatches:
         assert task is not None
         try:
             kept = await self._ledger.get(tenant, batch_id)
+            if kept.batch.status == "validating":
+                # A server of several may know its beginning a moment later.
+                raise Unavailable("the batch has not begun", code="storage_unavailable")
+            if not kept.is_running:
+                raise NotFound("batch", batch_id)
             async with self._files.opened(tenant, kept.batch.input_file_id) as content:
                 batch = OpenBatch(kept, content, task)
                 opening.set_result(batch)

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from headwater.gateway.jobs.batches.files import Files
 from headwater.gateway.jobs.batches.ledger import Ledger
 from headwater.gateway.jobs.batches.line_caller import LineCaller
+from headwater.gateway.jobs.batches.open_batches import OpenBatches
 from headwater.gateway.jobs.batches.range_runner import RangeRunner
 from headwater.gateway.jobs.batches.ranges import LINES
 from headwater.gateway.jobs.batches.records import Batch, Kept, Result, new_id, now
@@ -29,7 +30,7 @@ from headwater.gateway.storage_limits import StorageLimits
 from headwater.gateway.tenancy.tenants import Tenant
 from headwater.services.runtime import subjects
 from headwater.services.runtime.bus import Bus
-from headwater.services.runtime.errors import BadRequest, NotFound
+from headwater.services.runtime.errors import BadRequest, NotFound, Unavailable
 
 URL = "/v1/completions"
 
@@ -374,3 +375,23 @@ def test_a_batch_is_paid_for_with_the_key_that_it_came_with() -> None:
     )
     kept = msgspec.json.decode(msgspec.json.encode(Kept.of(batch, tenant)), type=Kept)
     assert kept.payer == tenant
+
+
+@pytest.mark.parametrize(
+    ("status", "refusal"),
+    [("validating", Unavailable), ("cancelling", NotFound), ("completed", NotFound)],
+)
+async def test_a_range_of_a_batch_that_does_not_run_is_no_unforeseen_error(
+    bench: Bench, status: str, refusal: type[Exception]
+) -> None:
+    """A gateway takes it before the batch's runner has dropped it."""
+    kept = await bench.batch(1)
+
+    def become(kept: Kept) -> None:
+        kept.batch.status = status
+
+    await bench.ledger.change(kept.tenant, kept.batch.id, become)
+    async with OpenBatches(bench.files, bench.ledger).running() as batches:
+        with pytest.raises(refusal):
+            async with batches.used(kept.tenant, kept.batch.id) as batch:
+                batch.content.read()
