@@ -15,7 +15,7 @@ from ..openai.numbered import NumberedSink, NumberedStream
 from ..openai.paging import page_of
 from ..openai.response_answer import ResponseAnswer, ResponseEvents, last_status
 from ..openai.response_history import stored_items, without_oldest
-from ..openai.response_input import check, items_of, names_of, to_prompt, to_sampling
+from ..openai.response_input import check, names_of, to_prompt, to_sampling
 from ..openai.response_schema import InputItem, ResponsesRequest
 from ..request.choice import Sink
 from ..request.cluster import Cluster
@@ -67,7 +67,7 @@ class Responses:
         errors that computing it at once would raise."""
         check(asked)
         before = await self._turns.before(caller, asked)
-        items = [*stored_items(before), *items_of(asked)]
+        items = [*stored_items(before), *await self._turns.new_items(caller, asked, before)]
         generation = Generation(_request_of(caller, asked, items, len(before)))
         await _prepare(self._cluster, generation, asked, items, len(before))
         return ResponseAnswer(request_id=caller.request_id, asked=asked)
@@ -109,7 +109,7 @@ class Responses:
             exchange.error_event = events.failure
         gathered = Gathered()
         before = await self._turns.before(caller, asked)
-        new_items = items_of(asked)
+        new_items = await self._turns.new_items(caller, asked, before)
         items = [*stored_items(before), *new_items]
         request = msgspec.structs.replace(
             _request_of(caller, asked, items, len(before)), context=context
@@ -149,7 +149,8 @@ class Responses:
         """How many tokens a turn's prompt would have; nothing is answered or kept."""
         check(asked)
         before = await self._turns.before(caller, asked)
-        prompt = to_prompt(asked, [*stored_items(before), *items_of(asked)], first=len(before))
+        items = [*stored_items(before), *await self._turns.new_items(caller, asked, before)]
+        prompt = to_prompt(asked, items, first=len(before))
         try:
             length = await prompt_length(self._cluster, caller, asked.model, prompt)
         except errors.BadRequest as error:

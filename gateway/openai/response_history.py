@@ -20,7 +20,7 @@ from .response_tools import ResponseTools
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
 ITEM_TYPES = (
     "message, function_call, function_call_output, custom_tool_call, "
-    "custom_tool_call_output or reasoning, and items of hosted tools"
+    "custom_tool_call_output, reasoning, or in a response item_reference, and items of hosted tools"
 )
 TEXT = "a string or a list of text parts"
 CALLS = ("function_call", "custom_tool_call")

@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 
+from headwater.gateway.http.response_turns import MAX_READ_RESPONSES
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import MODEL, Behind, Gateway
 
@@ -88,6 +89,48 @@ def test_a_turn_goes_on_where_the_one_before_ended(client: openai.OpenAI, keeper
     )
     assert third.usage is not None
     assert third.usage.input_tokens > second.usage.input_tokens
+
+
+def test_items_of_kept_responses_are_named_by_their_ids(
+    client: openai.OpenAI, keeper: Gateway
+) -> None:
+    """Vercel's SDK sends what the model wrote by reference."""
+
+    def reference(response: Any) -> dict[str, Any]:
+        return {"type": "item_reference", "id": response.output[0].id}
+
+    user: Any = [{"role": "user", "content": text} for text in ("Name a river.", "Another?", "So?")]
+    first = client.responses.create(**ASKED, input=user[:1])
+    turn: Any = [user[0], reference(first), user[1]]
+    second = client.responses.create(**ASKED, input=turn)
+    listed = client.responses.input_items.list(second.id, order="asc").data
+    assert listed[1].id == first.output[0].id
+    client.responses.delete(first.id)
+    turn += [reference(second), user[2]]
+    third = client.responses.create(**ASKED, input=turn, stream=True)
+    spelled: Any = [user[0], first.output[0], user[1], second.output[0], user[2]]
+    same = client.responses.create(**ASKED, input=spelled, store=False)
+    final: Any = list(third)[-1]
+    assert final.response.output_text == same.output_text
+    assert client.responses.input_tokens.count(model=MODEL, input=turn).input_tokens == (
+        final.response.usage.input_tokens
+    )
+
+    for item_id in (first.output[0].id, "msg_1", None):
+        lost: Any = [{"type": "item_reference", "id": item_id}]
+        error = post(keeper, 400, input=lost)["error"]
+        assert error["param"] == "input[0].id"
+        assert error["message"].endswith("allowed: the id of an item of a response that is kept")
+    assert post(keeper, 400, input=turn + turn)["error"]["param"] == "input[6].id"
+    apart: Any = [
+        reference(client.responses.create(**ASKED | {"max_output_tokens": 1}, input=user[:1]))
+        for _ in range(MAX_READ_RESPONSES + 1)
+    ]
+    error = post(keeper, 400, input=apart)["error"]
+    assert (error["param"], error["message"][-35:]) == (
+        "input[0].id",
+        "one conversation, or of 4 responses",
+    )
 
 
 def test_a_response_is_kept_until_it_is_deleted(client: openai.OpenAI, keeper: Gateway) -> None:
