@@ -14,6 +14,12 @@ MAX_BETA_CHARS = 4096
 """Characters of `anthropic-beta` that are read."""
 
 
+def is_anthropic(headers: Mapping[str, str]) -> bool:
+    """Whether a client of Anthropic's API asks, also on paths that it shares with OpenAI's: all of
+    them send its version."""
+    return "anthropic-version" in headers
+
+
 def check_headers(headers: Mapping[str, str]) -> None:
     """Raises `BadRequest` for an unknown version of the API. Names of beta features are logged; the
     fields of such features are checked where they are decoded."""

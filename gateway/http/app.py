@@ -12,6 +12,8 @@ from headwater.services.runtime import errors
 from headwater.services.runtime.unforeseen import unforeseen
 
 from ..adapters.own_adapters import OwnAdapters
+from ..anthropic.headers import is_anthropic
+from ..anthropic.models import model_info, page_of_models
 from ..anthropic.schema import CountTokensRequest, MessagesRequest
 from ..jobs.response_store import ResponseStore
 from ..jobs.tenant_storage import TenantStorage
@@ -411,12 +413,16 @@ class RestSurface:
 
     async def list_models(self, exchange: Exchange) -> None:
         tenant = self._callers.identify(exchange).tenant
-        await exchange.reply_json(models.list_models(self._cluster, tenant))
+        listed = models.list_models(self._cluster, tenant)
+        if is_anthropic(exchange.headers):
+            listed = page_of_models(exchange.query, listed["data"])
+        await exchange.reply_json(listed)
 
     async def get_model(self, exchange: Exchange) -> None:
         tenant = self._callers.identify(exchange).tenant
         name = exchange.path_params["name"]
-        await exchange.reply_json(models.get_model(self._cluster, tenant, name))
+        card = models.get_model(self._cluster, tenant, name)
+        await exchange.reply_json(model_info(card) if is_anthropic(exchange.headers) else card)
 
     async def tokenize(self, exchange: Exchange) -> None:
         caller = self._callers.admit(exchange)

@@ -4,11 +4,14 @@ errors."""
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
 import pytest
 
+from headwater.gateway.anthropic.models import page_of_models
+from headwater.services.runtime.errors import BadRequest
 from tests.gateway.processes import MODEL as THOUGHTLESS
 from tests.gateway.processes import THINKER as MODEL
 from tests.gateway.processes import Gateway
@@ -249,3 +252,48 @@ def test_counting_refuses_what_answering_would(thinker: Gateway) -> None:
     asked = {"model": MODEL, "messages": USER, "tools": [TIME | {"name": "a b"}]}
     reply = thinker.client.post(f"{PATH}/count_tokens", json=asked)
     assert refused(reply)[2].startswith("tools[0].name is 'a b'; allowed: 1 to 64")
+
+
+def test_models_are_listed_in_the_form_of_the_api_that_asks(thinker: Gateway) -> None:
+    headers = {"anthropic-version": "2023-06-01"}
+
+    def page(status: int = 200, **query: Any) -> dict[str, Any]:
+        reply = thinker.client.get("/v1/models", headers=headers, params=query)
+        assert reply.status_code == status, reply.text
+        listed: dict[str, Any] = reply.json()
+        return listed
+
+    cards = {card["id"]: card for card in thinker.client.get("/v1/models").json()["data"]}
+    ids = [*cards]
+    assert ids
+    listed = page()
+    assert [each["id"] for each in listed["data"]] == ids
+    assert (listed["first_id"], listed["last_id"], listed["has_more"]) == (ids[0], ids[-1], False)
+    one = thinker.client.get(f"/v1/models/{MODEL}", headers=headers).json()
+    assert one in listed["data"]
+    created = datetime.fromisoformat(one.pop("created_at"))
+    assert (created.timestamp(), created.tzinfo) == (cards[MODEL]["created"], UTC)
+    assert one == {
+        "type": "model",
+        "id": MODEL,
+        "display_name": MODEL,
+        "lifecycle": "active",
+        "max_input_tokens": cards[MODEL]["max_model_len"],
+        "max_tokens": cards[MODEL]["max_model_len"],
+    }
+
+
+def test_models_come_in_pages_before_and_behind_one() -> None:
+    cards = [{"id": name, "created": 0, "max_model_len": 8} for name in "abcd"]
+
+    def page(**query: str) -> tuple[str, bool]:
+        listed = page_of_models(query, cards)
+        return "".join(each["id"] for each in listed["data"]), listed["has_more"]
+
+    assert page(limit="3") == ("abc", True)
+    assert page(limit="3", after_id="c") == ("d", False)
+    assert page(limit="2", before_id="d") == ("bc", True)
+    assert page(after_id="d") == ("", False)
+    for name, value in (("limit", "0"), ("limit", "1001"), ("limit", "x"), ("before_id", "z")):
+        with pytest.raises(BadRequest, match=f"^{name} is '{value}'; allowed: "):
+            page(**{name: value})
