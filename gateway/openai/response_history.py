@@ -171,7 +171,7 @@ def _as_text(value: Any) -> str:
 def _arguments(item: InputItem, at: str) -> dict[str, str]:
     """Arguments of an earlier call, as the model wrote them: they may be cut."""
     if item.type == "custom_tool_call":
-        return {"input": given(f"{at}.input", item.input)}
+        return {"input": given(f"{at}.input", item.input, "a string")}
     arguments = item.arguments
     if arguments is not None and not isinstance(arguments, str):
         raise BadRequest.of(f"{at}.arguments", arguments, "a string")

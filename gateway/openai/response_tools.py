@@ -78,16 +78,19 @@ class ResponseTools:
             word = tool_choice_word(choice) if self._offered or choice != "auto" else None
             return processor_pb2.Conversation(tool_choice=word)
         if choice.type != "allowed_tools":
-            own_name = given("tool_choice.name", choice.name)
+            own_name = given("tool_choice.name", choice.name, "the name of a tool")
             name = self._chosen(choice.type, own_name, choice.namespace, "tool_choice")
             return processor_pb2.Conversation(tool_choice=name, tool_choice_is_name=True)
-        allowed = enumerate(given("tool_choice.tools", choice.tools))
+        allowed = enumerate(
+            given("tool_choice.tools", choice.tools, "at least one tool, by its name")
+        )
         names = [
             self._chosen(tool.type, tool.name, tool.namespace, f"tool_choice.tools[{i}]")
             for i, tool in allowed
         ]
         return processor_pb2.Conversation(
-            tool_choice=given("tool_choice.mode", choice.mode), allowed_tools=names
+            tool_choice=given("tool_choice.mode", choice.mode, "auto or required"),
+            allowed_tools=names,
         )
 
     def name_of(self, namespace: str | None, name: str) -> str:
@@ -195,5 +198,9 @@ def _grammar_of(tool: ToolFields, at: str) -> TextGrammar | None:
     form = tool.format
     if form is None or form.type != "grammar":
         return None
-    definition = given(f"{at}.definition", form.definition)
-    return TextGrammar(definition=definition, syntax=given(f"{at}.syntax", form.syntax))
+    definition = given(
+        f"{at}.definition", form.definition, "a Lark grammar or a regular expression"
+    )
+    return TextGrammar(
+        definition=definition, syntax=given(f"{at}.syntax", form.syntax, "lark or regex")
+    )

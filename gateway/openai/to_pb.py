@@ -32,7 +32,7 @@ from .schema import (
     TokenizeRequest,
     ToolCall,
 )
-from .tools_to_pb import tool_choice_to_pb, tool_to_pb
+from .tools_to_pb import NAMED, tool_choice_to_pb, tool_to_pb
 
 _OTHERS = ("stop", "logit_bias", "truncate_prompt_tokens", "thinking_token_budget", "speculative")
 _SCALARS = tuple(name for name in Sampling.__struct_fields__ if name not in _OTHERS)
@@ -162,9 +162,9 @@ def _part_to_pb(part: ContentPart, at: str) -> common_pb2.ContentPart:
 
 def _call_to_pb(call: ToolCall, at: str) -> common_pb2.ToolCall:
     if call.type == "custom":
-        custom = given(f"{at}.custom", call.custom)
+        custom = given(f"{at}.custom", call.custom, NAMED)
         return common_pb2.ToolCall(id=call.id, name=custom.name, input=custom.input)
-    function = given(f"{at}.function", call.function)
+    function = given(f"{at}.function", call.function, NAMED)
     return common_pb2.ToolCall(id=call.id, name=function.name, arguments=function.arguments or "")
 
 

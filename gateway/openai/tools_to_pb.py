@@ -24,6 +24,7 @@ from .schema import (
 )
 
 TOOL_CHOICES = ("auto", "none", "required")
+NAMED = "an object with a name"
 
 
 def tool_choice_to_pb(asked: ChatCompletionRequest) -> processor_pb2.Conversation:
@@ -36,7 +37,9 @@ def tool_choice_to_pb(asked: ChatCompletionRequest) -> processor_pb2.Conversatio
     if choice.type != "allowed_tools":
         name = offered_as(choice.type, _name_of(choice, "tool_choice"), "tool_choice", kinds)
         return processor_pb2.Conversation(tool_choice=name, tool_choice_is_name=True)
-    allowed = given("tool_choice.allowed_tools", choice.allowed_tools)
+    allowed = given(
+        "tool_choice.allowed_tools", choice.allowed_tools, "an object with mode and tools"
+    )
     tools = [
         (f"tool_choice.allowed_tools.tools[{i}]", tool) for i, tool in enumerate(allowed.tools)
     ]
@@ -56,7 +59,7 @@ def _name_of(tool: Tool | NamedTool | ToolChoice, at: str) -> str:
     named: CustomTool | Function | ToolName | None = (
         tool.custom if tool.type == "custom" else tool.function
     )
-    return given(f"{at}.{tool.type}", None if named is None else named.name)
+    return given(f"{at}.{tool.type}", None if named is None else named.name, NAMED)
 
 
 def tool_choice_word(choice: str | None) -> str | None:
@@ -71,9 +74,9 @@ def tool_choice_word(choice: str | None) -> str | None:
 
 def tool_to_pb(tool: Tool, at: str) -> common_pb2.Tool:
     if tool.type == "function":
-        function = given(f"{at}.function", tool.function)
+        function = given(f"{at}.function", tool.function, NAMED)
         return function_to_pb(function, function.name, function.description)
-    custom = given(f"{at}.custom", tool.custom)
+    custom = given(f"{at}.custom", tool.custom, NAMED)
     return common_pb2.Tool(
         name=custom.name,
         description=custom.description or "",
@@ -97,7 +100,7 @@ def function_to_pb(
 def _grammar_of(form: CustomFormat | None, at: str) -> TextGrammar | None:
     if form is None or form.type == "text":
         return None
-    return given(f"{at}.grammar", form.grammar)
+    return given(f"{at}.grammar", form.grammar, "an object with definition and syntax")
 
 
 def text_to_pb(grammar: TextGrammar | None) -> common_pb2.CustomInput:

@@ -66,7 +66,8 @@ def decode(body: bytes, kind: type[RequestT], is_without_effect: IsWithoutEffect
             str(fault), kind, (lambda: _read(body)) if _is_short(body) else None
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
-        raise (_half_character(body) if _is_short(body) else None) or _no_json(fault) from None
+        half = _half_character(body) if _is_short(body) else None
+        raise half or _no_json(_fault_of(body) or fault) from None
 
 
 def _decoded(body: bytes, kind: type[RequestT], is_without_effect: IsWithoutEffect) -> RequestT:
@@ -190,7 +191,19 @@ def _explained(
     return BadRequest.of(f"{at}{field}".lstrip("."), value, _allowed(kind, field, _expected(fault)))
 
 
-def _no_json(fault: Exception) -> BadRequest:
+def _fault_of(body: bytes) -> str | None:
+    """Fault that the decoder describes badly: it counts bytes from the start of a string, and calls
+    an empty body truncated. None: it is another one."""
+    if not body:
+        return "it is empty"
+    try:
+        body.decode()
+    except UnicodeDecodeError as fault:
+        return f"it is not UTF-8 (byte {fault.start})"
+    return None
+
+
+def _no_json(fault: Exception | str) -> BadRequest:
     return BadRequest(None, f"the body is not valid JSON: {fault}", code="invalid_json")
 
 
@@ -284,10 +297,16 @@ def _allowed(kind: type[msgspec.Struct], field: str, otherwise: str) -> str:
 def _type_of(kind: type[msgspec.Struct], field: str) -> str:
     """Type of a field in words."""
     [*members] = _members(_hint_at(kind, field))
-    names = [
-        _WORDS.get(getattr(each, "__name__", ""), "") for each in members if each is not type(None)
-    ]
+    names = [_word_of(each) for each in members if each is not type(None)]
     return " or ".join(names) if names and all(names) else "a value"
+
+
+def _word_of(hint: Any) -> str:
+    """Type without parts in words; empty: there is no word for it."""
+    origin = typing.get_origin(hint) or hint
+    if isinstance(origin, type) and issubclass(origin, (msgspec.Struct, dict)):
+        return _WORDS["object"]
+    return _WORDS["array"] if origin is list else _WORDS.get(getattr(hint, "__name__", ""), "")
 
 
 def _hint_at(kind: type[msgspec.Struct], path: str) -> Any:

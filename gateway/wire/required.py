@@ -9,7 +9,7 @@ from headwater.services.runtime.errors import BadRequest
 FieldT = TypeVar("FieldT")
 
 
-def given(param: str, value: FieldT | None, allowed: str = "a value") -> FieldT:
+def given(param: str, value: FieldT | None, allowed: str) -> FieldT:
     """Value of a field that another field requires."""
     if value is None:
         raise missing(param, allowed)

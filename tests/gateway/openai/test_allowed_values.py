@@ -31,7 +31,13 @@ class Mixed(Body, kw_only=True):
         (b"{}", Role, "role is missing; allowed: both, prefill, decode"),
         (IDS + b"}", NewBatch, "endpoint is missing; allowed: a string"),
         (b'{"nested": {}}', Mixed, "either is missing; allowed: a whole number or a string"),
-        (b'{"either": 1}', Mixed, "nested is missing; allowed: a value"),
+        (b'{"either": 1}', Mixed, "nested is missing; allowed: an object"),
+        (b"", Mixed, "the body is not valid JSON: it is empty"),
+        (
+            b'{"a": "b", "c": "d\xff"}',
+            Mixed,
+            "the body is not valid JSON: it is not UTF-8 (byte 18)",
+        ),
         (IDS + b', "endpoint": 5}', NewBatch, "endpoint is 5; allowed: a string"),
         (
             b'{"model": "m", "messages": "hi"}',
@@ -60,6 +66,16 @@ def test_a_format_without_a_schema_names_the_field_that_it_belongs_in(form: Resp
     assert (
         str(raised.value) == "response_format.json_schema.schema is missing; allowed: a JSON Schema"
     )
+
+
+@pytest.mark.parametrize("kind", ["function", "custom"])
+def test_a_tool_in_the_form_of_another_endpoint_is_told_where_its_name_belongs(kind: str) -> None:
+    """Responses have the fields of a function beside its type, chat in an object."""
+    body = {"model": "m", "messages": [], "tools": [{"type": kind, "name": "f"}]}
+    asked = decode(json.dumps(body).encode(), ChatCompletionRequest)
+    with pytest.raises(BadRequest) as raised:
+        conversation_to_pb(asked)
+    assert str(raised.value) == f"tools[0].{kind} is missing; allowed: an object with a name"
 
 
 @pytest.mark.parametrize(("kind", "field"), [("text", "text"), ("refusal", "refusal")])
