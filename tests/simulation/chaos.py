@@ -12,13 +12,11 @@ import contextlib
 import os
 import random
 import sys
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Annotated
 
-import structlog
 import typer
 
 from headwater.bench.program import run_program
@@ -30,6 +28,7 @@ from headwater.services.runtime.member import Kind, Member
 from headwater.services.runtime.process import configure_logging
 from headwater.services.runtime.served_model import ServedModel
 from tests.simulation.bus_twin import Air, BusTwin
+from tests.simulation.seeds import First, Seeds, run_seeds
 from tests.simulation.simulated_engine import SimulatedEngine
 from tests.simulation.simulated_gateway import Answer, SimulatedGateway
 from tests.simulation.store_twin import RedisTwin, StoreTwin
@@ -346,11 +345,11 @@ def run_seed(seed: int) -> Report:
 
 
 def main(
-    seeds: Annotated[int, typer.Option(help="How many.")] = 1,
-    first: Annotated[int, typer.Option(help="The first of them.")] = 0,
-    story: Annotated[bool, typer.Option(help="Tell what happened.")] = False,
+    seeds: Seeds = 1,
+    first: First = 0,
+    story: Annotated[bool, typer.Option(help="print what happened")] = False,
 ) -> None:
-    """Faults by seed on a simulated cluster, and what must hold after them."""
+    """Run seeds one after another; the first that breaks ends it."""
     if os.environ.get("PYTHONHASHSEED") != "0":
         # A seed has to repeat the order of sets, too.
         os.execve(
@@ -359,23 +358,13 @@ def main(
             os.environ | {"PYTHONHASHSEED": "0"},
         )
     configure_logging("bench", "critical")
-    began = time.perf_counter()
-    failed = []
-    for seed in range(first, first + seeds):
-        try:
-            report = run_seed(seed)
-        except AssertionError as broken:
-            failed.append(seed)
-            typer.echo(f"seed {seed}: {broken}")
-            continue
+
+    def run(seed: int) -> None:
+        report = run_seed(seed)
         if story:
-            typer.echo("\n".join(report.story))
-        structlog.get_logger().debug("seed", seed=seed, digest=report.digest)
-    typer.echo(
-        f"{seeds - len(failed)} of {seeds} seeds hold, {time.perf_counter() - began:.1f} s; "
-        f"broken: {failed}"
-    )
-    raise typer.Exit(1 if failed else 0)
+            print("\n".join(report.story))
+
+    run_seeds(run, first, seeds)
 
 
 if __name__ == "__main__":
