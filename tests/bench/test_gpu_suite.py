@@ -43,7 +43,7 @@ def run(*ids: str, limit: float = 60.0) -> tuple[list[str], dict[str, str]]:
     )
 
 
-def test_what_fails_loses_nothing_else() -> None:
+def test_a_failed_test_costs_no_earlier_verdict() -> None:
     assert run("a", "bad", "b") == (["a", "b"], {"bad": f"{FAILED} with 3"})
     assert run("bad", "bad", "b") == ([], dict.fromkeys(("bad", "b"), f"{FAILED} with 3"))
 

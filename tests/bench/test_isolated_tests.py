@@ -179,7 +179,7 @@ def test_a_file_that_cannot_be_collected_is_a_failure_with_its_error(folder: Pat
 
 
 @pytest.mark.long
-def test_what_there_was_no_time_for_is_not_green(folder: Path) -> None:
+def test_tests_without_time_left_are_not_green(folder: Path) -> None:
     (folder / "test_module.py").write_text(
         "import pytest, time\npytestmark = pytest.mark.gpu\ndef test_a(): pass\ndef test_b(): "
         "time.sleep(600)\n"

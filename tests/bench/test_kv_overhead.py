@@ -23,7 +23,7 @@ def test_engines_with_host_memory_and_with_pulls_are_compared_with_one_without()
         assert abs(row.overhead_percent - (row.with_tier - row.without_tier) / 100) < 0.02
 
 
-def test_of_each_step_the_shortest_of_all_rounds_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shortest_round_of_each_step_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = iter([[[4, 1], [3, 2], [2, 9], [1, 9]], [[9, 1], [2, 2], [3, 3], [4, 5]]])
     monkeypatch.setattr(kv_overhead, "_step_seconds", lambda *_: np.array(next(rounds)) * 1e-6)
     rows = kv_overhead.engine_overheads(8, 2, 0.01, runs=2)

@@ -169,7 +169,7 @@ def test_where_each_position_costs_a_step_rows_do_neither() -> None:
     assert (modes.ahead, modes.waiting) == (0, 0)
 
 
-def test_rows_stop_running_ahead_when_nothing_stands_any_more_and_steps_grow_dear() -> None:
+def test_rows_stop_running_ahead_when_no_draft_is_accepted_and_steps_take_longer() -> None:
     steep = StepCosts.measured([1, 2, 64], [1.0, 1.3, 20.0], gap=0.1)
     run = Run(lambda key, index: index < 80, costs=steep)
     run.add(1)

@@ -394,7 +394,7 @@ def test_a_request_that_names_a_drafter_is_served_by_no_other() -> None:
     assert [run.work[key].num_accepted_tokens > 0 for key in range(4)] == [True, True, True, False]
 
 
-def test_of_two_drafters_the_longer_match_is_taken() -> None:
+def test_the_longer_match_of_two_drafters_is_used() -> None:
     wrong = Oracle(lambda key, index: False, name="wrong", match_len=3)
     for drafters in [(Oracle(match_len=4), wrong), (wrong, Oracle(match_len=4))]:
         run = Run(*drafters)

@@ -143,7 +143,9 @@ def test_other_prompts_are_computed_for_a_bounded_time_beside_it() -> None:
     assert CHUNK - 2 < max(counts[first + 3]) < CHUNK, "afterwards they get what the step has"
 
 
-def test_of_several_the_first_is_not_held_up_and_one_that_lacks_little_does_not_wait() -> None:
+def test_the_first_of_several_resumed_requests_is_not_delayed_and_one_that_lacks_little_does_not_wait() -> (
+    None
+):
     loop = Loop(lends=True)
     loop.add(1, PROMPT)
     loop.run(until=0.001)
@@ -201,7 +203,7 @@ def test_nothing_is_bounded_while_the_time_of_a_token_is_unknown() -> None:
     assert [plan.counts.tolist() for _, plan in loop.executor.plans[:1]] == [[60, CHUNK - 60]]
 
 
-def test_of_several_the_one_that_lacks_least_goes_first() -> None:
+def test_the_resumed_request_that_lacks_least_goes_first() -> None:
     """As after the death of an engine: two answers are computed whole, of the others little more is
     missing than may be computed beside them."""
     loop = Loop(lends=True)
@@ -222,7 +224,7 @@ def test_of_several_the_one_that_lacks_least_goes_first() -> None:
     assert loop.first_tokens[3] < loop.first_tokens[4] < loop.first_tokens[1] < loop.first_tokens[2]
 
 
-def test_one_that_lacks_much_is_not_overtaken_for_ever() -> None:
+def test_a_request_that_lacks_much_is_not_overtaken_for_ever() -> None:
     loop = Loop(lends=True)
     loop.add(1, 3 * KNOWN, 20)
     seconds = (3 * KNOWN + 20) * TOKEN_SECONDS

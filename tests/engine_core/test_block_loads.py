@@ -93,7 +93,7 @@ def test_the_source_that_holds_the_most_is_asked_and_of_equals_the_cheapest() ->
     assert loads.find(LONG, 4, 4) is None
 
 
-def test_of_sources_that_are_equal_the_first_is_asked() -> None:
+def test_the_first_of_equal_sources_is_asked() -> None:
     first = source_of(LONG)
     second = source_of(LONG)
     assert Blocks(first, second).loads.find(LONG, 0, 4) == Offer(first, 4, 0.0)

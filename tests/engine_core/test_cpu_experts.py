@@ -93,7 +93,7 @@ def test_every_router_and_product_is_that_of_its_twin(dtype: str) -> None:
     assert len(lines) == 11
 
 
-def test_of_equal_scores_the_smaller_index_comes_first() -> None:
+def test_the_smaller_index_of_equal_scores_comes_first() -> None:
     logits = torch.tensor(
         [[1.0, 2.0, 2.0, 1.0, 2.0, 2.0], [0.0] * 6, [-1.0, -0.0, 0.0, -1.0, 3, 0]]
     )

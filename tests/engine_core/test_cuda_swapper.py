@@ -125,9 +125,7 @@ def test_blocks_come_back_from_slots_in_any_order_as_they_left(
     assert not cache[:, :, [0, 2, 3, 4, 6]].any()
 
 
-def test_of_a_slot_that_is_taken_twice_the_last_save_counts(
-    cache: torch.Tensor, swapper: CudaSwapper
-) -> None:
+def test_the_last_save_into_a_slot_counts(cache: torch.Tensor, swapper: CudaSwapper) -> None:
     before = cache.clone()
     swapper.swap(out([4, 9, 2, 7], [10, 11, 10, 11]))
     swapper.swap(back([10, 11], [20, 21]))

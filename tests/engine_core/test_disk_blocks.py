@@ -61,7 +61,7 @@ def test_what_was_used_least_recently_goes_first_and_its_file_with_it(tmp_path: 
     assert blocks.disk.use.num_bytes == 4 * PAGE_BYTES
 
 
-def test_of_more_blocks_than_fit_the_first_are_kept(tmp_path: Path) -> None:
+def test_the_first_of_more_blocks_than_fit_are_kept(tmp_path: Path) -> None:
     blocks = Blocks(tmp_path, max_files=3)
     chain = chain_of(0, 10)
     blocks.compute(chain)

@@ -107,12 +107,12 @@ def test_the_likeliest_drafts_are_chosen_of_thousands(acceptance: str) -> None:
         assert chosen.gain == pytest.approx((num_rows + values[:total].sum()) / num_rows)
 
 
-def test_a_row_whose_drafts_stand_gets_those_that_others_would_waste() -> None:
+def test_a_row_whose_drafts_are_accepted_gets_those_that_others_would_waste() -> None:
     costs = StepCosts.measured([1, 2, 4, 5, 16], [1.0, 1.0, 1.0, 1.0, 9.0])
     assert choose(stands_of([0.1, 0.9], [3, 3]), costs, 2, 100).num_drafts.tolist() == [0, 3]
 
 
-def test_of_drafts_that_are_worth_the_same_those_of_the_first_rows_fit() -> None:
+def test_equally_valuable_drafts_of_the_first_rows_are_kept() -> None:
     assert choose(stands_of([1.0, 1.0, 1.0], [3, 3, 3]), FLAT, 3, 4).num_drafts.tolist() == [
         3,
         1,
@@ -149,7 +149,7 @@ def test_where_nothing_is_offered_or_fits_nothing_is_drafted(
     ]
 
 
-def test_a_draft_stands_if_all_before_it_do() -> None:
+def test_a_draft_is_accepted_if_all_before_it_are() -> None:
     np.testing.assert_allclose(stands_of([0.5, 1.0], [2, 3]), [[0.5, 0.25, 0.0], [1.0, 1.0, 1.0]])
 
 
@@ -212,7 +212,7 @@ def test_a_few_wrong_drafts_of_a_row_weigh_more_than_all_others_right_ones() -> 
     assert of(acceptance, 0, 8) > 0.9
 
 
-def test_what_a_row_was_known_for_is_forgotten_and_what_all_share_is_not() -> None:
+def test_statistics_of_a_row_are_forgotten_and_those_of_all_rows_are_not() -> None:
     acceptance = Acceptance(3)
     for _ in range(200):
         noted(acceptance, 0, 2, 0, is_over=True)

@@ -310,7 +310,7 @@ def test_a_history_forgets_its_oldest_tokens_and_leaves_half_to_others() -> None
     assert kept == [[]] * 14 + [[start + 2, start + 3] for start in range(56, 80, 4)]
 
 
-def test_of_an_answer_longer_than_a_history_the_end_is_kept() -> None:
+def test_the_end_of_an_answer_longer_than_a_history_is_kept() -> None:
     table = suffix(max_tokens=64)
     table.run(0, [], list(range(60)))
     table.seat(1, [], [20, 21])

@@ -274,7 +274,7 @@ def test_a_stalled_request_whose_drafts_were_rejected_is_not_preempted_in_the_st
     driver.check_ends()
 
 
-def test_who_yields_a_seat_does_not_take_it_back_before_the_one_it_yielded_to() -> None:
+def test_a_request_that_yields_its_seat_does_not_take_it_back_before_the_other_one() -> None:
     """Two seats are held by answers that nobody reads. With one seat between them, two tenants once
     took it from each other at every step, and neither prompt was ever computed."""
     config = EngineConfig(

@@ -17,7 +17,7 @@ def test_in_order_of_arrival_each_wait_is_what_it_was(requests: list[tuple[int, 
         assert queue.leave(arrival, now) == now
 
 
-def test_who_is_overtaken_would_have_gone_when_the_first_one_went() -> None:
+def test_an_overtaken_request_would_have_started_with_the_first_one() -> None:
     queue = FirstComeFirstServed()
     long_one = queue.enter(100, 0.0)
     short = queue.enter(10, 1.0)
@@ -25,7 +25,7 @@ def test_who_is_overtaken_would_have_gone_when_the_first_one_went() -> None:
     assert queue.leave(long_one, 8.0) == 3.0
 
 
-def test_what_has_left_is_forgotten() -> None:
+def test_requests_that_have_left_are_forgotten() -> None:
     queue = FirstComeFirstServed()
     for now in range(1000):
         first = queue.enter(5, now)

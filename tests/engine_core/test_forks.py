@@ -66,7 +66,7 @@ def test_choices_share_their_prompt_to_the_token(prompt_len: int, depth: int) ->
 
 
 @pytest.mark.parametrize("prompt_len", [16, 32, 96])
-def test_of_a_prompt_of_whole_blocks_all_but_the_last_token_is_shared(prompt_len: int) -> None:
+def test_all_but_the_last_token_of_a_prompt_of_whole_blocks_is_shared(prompt_len: int) -> None:
     assert run(Driver(CONFIG, late_polls=2), *choices(prompt_len, 3)) == [
         0,
         prompt_len - 1,
@@ -216,7 +216,7 @@ def receive(small: SmallEngine, tokens: dict[int, list[int]]) -> None:
             tokens[key] += [next(found) for _ in range(count)]
 
 
-def test_of_used_blocks_96_in_a_hundred_slots_stand_for_tokens_under_mixed_load() -> None:
+def test_slots_of_used_blocks_hold_tokens_to_96_percent_under_mixed_load() -> None:
     """Prompts of 20 to 900 tokens, answers of up to 200, some in four choices, in blocks of 16."""
     config = EngineConfig(
         block_size=16,

@@ -60,7 +60,7 @@ def run(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
-def test_what_is_forced_comes_in_whole_drafts_and_all_of_it_stands(depth: int) -> None:
+def test_forced_tokens_come_in_whole_drafts_and_are_all_accepted(depth: int) -> None:
     forced, plain = driver(whole_answer, depth), driver(lambda stream: [], depth)
     for each in (forced, plain):
         add(each, 1)

@@ -93,7 +93,7 @@ def contents(held: HeldMemory) -> list[bytes]:
     return [os.pread(file, 100, 0) for file in held.files]
 
 
-def test_memory_goes_to_the_next_life_and_to_the_one_after_it(holder: Holder) -> None:
+def test_memory_goes_to_the_restarted_engine_and_to_the_one_after_it(holder: Holder) -> None:
     for _ in range(2):
         Engine(holder.requests).kill()
         held = holder.client.take("key")
@@ -104,7 +104,7 @@ def test_memory_goes_to_the_next_life_and_to_the_one_after_it(holder: Holder) ->
         assert holder.num_held == 2
 
 
-def test_memory_goes_to_the_next_life_when_the_last_one_has_ended(holder: Holder) -> None:
+def test_memory_goes_to_the_restarted_engine_when_the_last_one_has_ended(holder: Holder) -> None:
     engine = Engine(holder.requests)
     dead = os.pidfd_open(engine.pid)
     os.kill(engine.pid, signal.SIGKILL)
@@ -147,7 +147,7 @@ def test_memory_of_other_weights_is_given_back(holder: Holder) -> None:
     engine.kill()
 
 
-def test_what_is_held_next_takes_the_place_of_all_that_is(holder: Holder) -> None:
+def test_held_memory_replaces_all_that_was_held_before(holder: Holder) -> None:
     for _ in range(3):
         engine = Engine(holder.requests)
         assert holder.num_held == 2

@@ -105,7 +105,7 @@ def test_others_decode_while_blocks_come_back_and_two_of_one_prefix_fetch_it_onc
     assert (bench.tokens[8], bench.tokens[9]) == (expected(8, 0), expected(9, 0))
 
 
-def test_one_that_leaves_while_its_blocks_come_back_leaves_nothing_held() -> None:
+def test_a_request_that_leaves_while_its_blocks_load_leaves_nothing_held() -> None:
     bench = Bench()
     for key, first_token in enumerate((0, 300)):
         bench.add(key, first_token)

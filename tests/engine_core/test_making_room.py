@@ -100,7 +100,7 @@ def test_only_the_waiting_time_of_a_preempted_request_raises_its_tier() -> None:
     assert (engine.load().num_preemptions, tiers) == (2, [1, 1, 1, 1, 1, 0])
 
 
-def test_who_has_credit_again_makes_no_room() -> None:
+def test_a_request_with_new_credit_is_not_preempted() -> None:
     bench = stalled_bench(replace(CONFIG, max_num_seqs=2))
     bench.engine.stall(1)
     bench.engine.add_credit(1, 1)

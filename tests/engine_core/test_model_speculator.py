@@ -272,7 +272,7 @@ def test_passes_of_an_engine_of_one_row_are_measured_at_one_row() -> None:
     assert found.sizes.tolist() == [1]
 
 
-def test_what_a_step_takes_longer_whatever_it_drafts_is_no_part_of_a_pass() -> None:
+def test_the_fixed_cost_of_drafting_is_no_part_of_a_pass() -> None:
     limits = config(max_num_seqs=64, max_num_batched_tokens=128)
     executor = PassExecutor(limits, 5e-4)
     found = measured_passes(executor, limits, lambda: executor.now, vocab_size=100)

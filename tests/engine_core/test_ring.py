@@ -125,7 +125,7 @@ def test_a_wait_works_for_descriptors_that_select_would_refuse() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a pipe has the size that it has")
-def test_what_is_given_back_fits_the_smallest_pipe() -> None:
+def test_released_pieces_fit_the_smallest_pipe() -> None:
     writer_end, reader_end = create_ring()
     for pipe in (writer_end.release, writer_end.announce):
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 4096)

@@ -153,7 +153,7 @@ def test_a_step_arrives_whole_and_the_rest_of_its_shape_is_padding() -> None:
     assert int(buffers.first_result) == 640
 
 
-def test_of_a_prompt_step_only_the_last_tokens_come_out_unless_others_are_looked_at() -> None:
+def test_a_prompt_step_returns_only_the_last_tokens_unless_others_are_wanted() -> None:
     buffers = StepBuffers(CONFIG, SHAPES.max_tiles, torch.device("cpu"), 5)
     plan = step((5, 40, 1), (9, 100, 300), (4, 0, 3), (8, 6, 1), samples=[True, False, False, True])
     plan = replace(plan, holds=np.array([False, False, True, False]))

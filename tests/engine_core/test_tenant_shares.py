@@ -227,7 +227,7 @@ def test_requests_run_on_seats_alone_however_many_rows_are_to_spare() -> None:
     assert bench.engine.load().num_used_blocks == 0
 
 
-def test_who_holds_most_blocks_yields_them() -> None:
+def test_the_tenant_with_most_blocks_yields_them() -> None:
     bench = Bench(num_blocks=200)
     for _ in range(8):
         bench.add("abuser", prompt_len=600, answer_len=300)

@@ -125,7 +125,7 @@ def test_the_tail_of_a_chain_goes_before_its_head() -> None:
     assert cache.evict(8) == list(reversed(chain_of("a", 8)))
 
 
-def test_of_chains_of_one_age_the_longer_one_stays_since_it_takes_longer_to_compute() -> None:
+def test_the_longer_of_two_chains_of_one_age_stays_cached() -> None:
     cache = Cache(44, pivot=10)
     cache.use(chain_of("long", 40), 0.0)
     cache.use(chain_of("short", 4), 0.0)
@@ -281,7 +281,7 @@ def test_a_flood_of_one_tenant_takes_nothing_of_another_ones_share() -> None:
     assert cache.values.num_of("calm") == pytest.approx(750, abs=20)
 
 
-def test_what_a_tenant_does_not_use_is_anothers() -> None:
+def test_the_unused_share_of_a_tenant_goes_to_others() -> None:
     cache = Cache(100)
     cache.use(chain_of("calm", 5), 0.0, Turn(tenant="calm"))
     for number in range(60):

@@ -138,7 +138,7 @@ def test_it_pops_in_order_whatever_is_removed_between(
     assert drain(queue) == [each.key for each in sorted(model, key=turn)]
 
 
-def test_who_waits_long_rises_a_tier_at_a_time_and_never_past_the_first() -> None:
+def test_a_request_that_waits_long_rises_a_tier_at_a_time_and_never_past_the_first() -> None:
     low = request(0, rank=(2, 0.0, 0))
     first = request(1, rank=(0, 9.0, 1))
     middle = request(2, rank=(1, 1.0, 2))

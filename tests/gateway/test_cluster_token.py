@@ -228,7 +228,7 @@ async def test_a_message_without_a_proof_is_not_even_parsed() -> None:
     assert (refused.value.code(), parsed) == (grpc.StatusCode.UNAUTHENTICATED, [])
 
 
-async def test_who_answers_at_a_stage_s_address_without_the_token_is_found_out() -> None:
+async def test_a_process_at_a_stage_s_address_without_the_token_is_detected() -> None:
     async with models_served(None) as (address, _):
         with cluster_key.using(ClusterKey([TOKEN])):
             channel = open_channel(address)

@@ -379,7 +379,7 @@ def does_nothing(arguments: int) -> None:
     pass
 
 
-def test_of_processes_that_start_together_one_compiles_a_function_and_keeps_the_code(
+def test_one_of_several_starting_processes_compiles_a_function_for_all(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(machine_code, "_cache_folder", lambda: tmp_path)

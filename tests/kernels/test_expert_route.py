@@ -48,7 +48,7 @@ def test_a_choice_agrees_with_plain_torch(
 
 
 @pytest.mark.parametrize("is_sigmoid", [False, True])
-def test_of_equal_scores_the_smaller_index_comes_first(
+def test_the_smaller_index_of_equal_scores_comes_first(
     is_sigmoid: bool, device: torch.device
 ) -> None:
     logits = torch.tensor([[0.0, 2, 1, 2, 1, 2, 1, 1], [1.0] * 8], device=device)
@@ -67,7 +67,7 @@ def test_a_bias_is_added_to_logits_before_they_are_scores(generator: torch.Gener
     assert not torch.equal(experts, route(logits, SOFTMAX)[0])
 
 
-def test_of_equal_groups_the_first_ones_are_chosen_from(device: torch.device) -> None:
+def test_the_first_of_equal_groups_are_chosen(device: torch.device) -> None:
     choice = Choice(num_chosen=3, is_sigmoid=True, num_groups=4, num_chosen_groups=2)
     logits = torch.tensor([[1.0, 0, 0, 1, 5, -9, 1, 0]], device=device)
     # Sums of scores: 1.23, 1.23, 0.99, 1.23; the largest score is in no chosen group.

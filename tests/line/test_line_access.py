@@ -43,7 +43,7 @@ def env_of(line: Line, role: str) -> dict[str, str]:
     }
 
 
-def test_who_has_no_password_gets_into_neither_server(simulated_line: Line) -> None:
+def test_a_client_without_a_password_gets_into_neither_server(simulated_line: Line) -> None:
     record = simulated_line.record
     for printed in ({}, {"user": "gateway", "pass": "guess"}, {"user": "nobody", "pass": ""}):
         assert "Authorization Violation" in answers_of_nats(record.nats_url, printed)

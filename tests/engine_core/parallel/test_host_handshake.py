@@ -187,7 +187,7 @@ def test_what_is_no_stage_host_is_closed_at_its_first_bytes(engine: Engine, rubb
     engine.joined().connection.close()
 
 
-def test_who_stalls_in_the_handshake_is_closed_and_holds_up_no_other(
+def test_a_client_that_stalls_in_the_handshake_is_closed_and_delays_no_other(
     engine: Engine, advance_clock: Callable[[float], None]
 ) -> None:
     with engine.connected() as silent, engine.connected() as slow:
@@ -202,7 +202,7 @@ def test_who_stalls_in_the_handshake_is_closed_and_holds_up_no_other(
     joined.connection.close()
 
 
-def test_of_many_connections_the_oldest_is_closed(engine: Engine) -> None:
+def test_the_oldest_of_too_many_connections_is_closed(engine: Engine) -> None:
     with contextlib.ExitStack() as stack:
         many = [
             stack.enter_context(engine.connected())

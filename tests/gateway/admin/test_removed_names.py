@@ -136,7 +136,7 @@ def hits(ada: Customer, text: str) -> int:
     return int((usage["prompt_tokens_details"] or {})["cached_tokens"])
 
 
-def test_who_gets_the_name_of_a_removed_tenant_gets_nothing_of_it(
+def test_a_new_tenant_with_the_name_of_a_removed_one_gets_none_of_its_data(
     both: Gateway, nats_url: str, shared_redis_url: str
 ) -> None:
     text = f"{uuid.uuid4()} The mountain stands. " * 20
@@ -282,7 +282,7 @@ def test_a_tenant_of_an_earlier_version_keeps_its_data_and_no_other_tenant_gets_
     assert asyncio.run(num_left(nats_url, shared_redis_url, name)) == {}
 
 
-async def test_a_key_file_never_opens_what_a_tenant_of_before_has(
+async def test_a_key_file_never_opens_data_of_an_earlier_tenant(
     nats_url: str, tmp_path: Path
 ) -> None:
     name = f"old-{uuid.uuid4().hex[:8]}"

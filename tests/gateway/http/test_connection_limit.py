@@ -88,7 +88,7 @@ def test_a_connection_too_many_is_refused_before_its_body_and_health_checks_are_
     assert small.chat()["choices"]
 
 
-def test_of_very_many_connections_the_last_are_refused_unread(small: Gateway) -> None:
+def test_the_last_of_very_many_connections_are_refused_unread(small: Gateway) -> None:
     with contextlib.ExitStack() as scope:
         for _ in range(MOST_OF_ONE + SPARE_CONNECTIONS):
             scope.enter_context(begun(small))

@@ -136,7 +136,7 @@ def test_the_head_of_content_has_its_type_and_no_length(keeper: Gateway, path: s
     )
 
 
-def test_what_a_get_is_refused_with_a_head_is_too(keeper: Gateway) -> None:
+def test_a_head_is_refused_as_a_get_is(keeper: Gateway) -> None:
     missing = (
         "/v1/models/nosuch",
         "/v1/responses/resp_0",

@@ -102,7 +102,7 @@ def test_a_body_that_is_not_in_its_encoding_is_refused(
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "content-encoding")
 
 
-def test_what_a_body_becomes_is_held_to_the_limit_of_bodies(gateway: Gateway) -> None:
+def test_a_decoded_body_is_held_to_the_limit_of_bodies(gateway: Gateway) -> None:
     fits = json.dumps(chat_body(user="x" * (LIMIT - 4096))).encode()
     assert sent(gateway, gzip.compress(fits), "gzip").status_code == 200
     for pack, encoding in ((gzip.compress, "gzip"), (zlib.compress, "deflate")):

@@ -287,7 +287,7 @@ def test_a_key_in_x_api_key_is_one_on_every_path(keyed: Gateway) -> None:
     assert "x-api-key: KEY" in refused["error"]["message"]
 
 
-def test_who_has_no_key_learns_nothing_about_a_prompt_over_grpc(keyed: Gateway) -> None:
+def test_a_caller_without_a_key_learns_nothing_about_a_prompt_over_grpc(keyed: Gateway) -> None:
     with grpc.insecure_channel(keyed.grpc) as channel:
         stub: Any = inference_pb2_grpc.InferenceStub(channel)
         asked = inference_pb2.CompleteRequest(model=MODEL, text="")

@@ -175,7 +175,7 @@ async def test_a_port_in_use_is_named_with_its_address(address: tuple[str, int])
         RestListener(hello, host, port, slow_head_limit=1.0, slow_reader_limit=0.1, **OTHER_LIMITS)
 
 
-async def test_who_goes_on_sending_a_body_that_was_answered_is_cut_off(
+async def test_a_client_that_sends_on_a_body_that_was_answered_is_cut_off(
     address: tuple[str, int],
 ) -> None:
     reader, writer = await asyncio.open_connection(*address)
@@ -194,7 +194,7 @@ async def test_who_goes_on_sending_a_body_that_was_answered_is_cut_off(
 
 
 @pytest.mark.parametrize("written", [b"", b"GET / HT", WHOLE[:-2], WHOLE + WHOLE[:10]])
-async def test_who_does_not_come_to_the_end_of_a_head_is_cut_off(
+async def test_a_client_that_never_completes_a_head_is_cut_off(
     written: bytes, address: tuple[str, int]
 ) -> None:
     reader, writer = await asyncio.open_connection(*address)
@@ -218,7 +218,7 @@ async def test_who_does_not_come_to_the_end_of_a_head_is_cut_off(
     [(b"GET / HTTP/1.1\r\n", b"a: b\r\n"), (WHOLE, b"\r\n")],
     ids=["headers", "empty lines"],
 )
-async def test_who_trickles_what_is_no_whole_head_is_cut_off(
+async def test_a_client_that_trickles_an_incomplete_head_is_cut_off(
     begin: bytes, piece: bytes, address: tuple[str, int]
 ) -> None:
     reader, writer = await asyncio.open_connection(*address)

@@ -54,7 +54,7 @@ async def append(log: EventLog, payload: bytes, after: int) -> int:
 
 
 @pytest.mark.parametrize("log_of", [events_of, results_of])
-async def test_of_two_writers_behind_one_message_the_second_is_overtaken(
+async def test_the_second_of_two_writers_behind_one_message_is_overtaken(
     log_of: Any, nats_url: str
 ) -> None:
     async with Bus.open(nats_url) as bus:

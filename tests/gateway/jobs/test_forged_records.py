@@ -343,7 +343,7 @@ async def test_an_engine_that_takes_requests_and_says_nothing_loses_them_to_othe
                 assert any(frame.adds for frame in silent.frames), "it was sent something"
 
 
-async def test_records_of_before_there_was_a_token_are_believed_once_and_signed(
+async def test_records_from_before_the_token_are_trusted_once_and_signed(
     nats_url: str,
 ) -> None:
     key, _ = new_key()

@@ -41,7 +41,7 @@ def test_prompts_arrive_as_they_were_and_a_hash_travels_once() -> None:
 
 
 @pytest.mark.long
-def test_of_many_long_prompts_the_youngest_travel_in_a_message_of_the_bus() -> None:
+def test_the_youngest_of_many_long_prompts_fit_a_message_of_the_bus() -> None:
     recent = RecentPrompts()
     for i in range(2 * NUM_RECENT):
         recent.add("model", chain(f"{i} " * 2 * MAX_BLOCKS), float(i))

@@ -25,7 +25,7 @@ def shape(nodes: list[dict[str, Any]]) -> list[Any]:
     return [(node["num_requests"], node["num_blocks"], shape(node["children"])) for node in nodes]
 
 
-def test_blocks_that_all_share_are_one_node_and_the_ways_on_are_its_children() -> None:
+def test_blocks_that_all_share_are_one_node_and_continuations_are_its_children() -> None:
     chains = [chain("a b c d"), chain("a b c d"), chain("a b e"), chain("a b e f"), chain("x y")]
     assert shape(prefix_tree(chains, nobody)) == [(4, 2, [(2, 2, []), (2, 1, [])])]
 
@@ -42,7 +42,7 @@ def test_the_prefix_of_most_prompts_comes_first_with_the_holders_of_its_last_blo
     assert second["holders"] == []
 
 
-def test_many_ways_on_are_cut_to_the_hottest() -> None:
+def test_many_continuations_are_cut_to_the_hottest() -> None:
     chains = [chain(f"a {i} z") for i in range(2 * MAX_CHILDREN) for _ in range(2 + i)]
     (root,) = prefix_tree(chains, nobody)
     assert [node["num_requests"] for node in root["children"]] == [

@@ -60,7 +60,7 @@ async def test_the_least_trust_counts_and_a_finding_names_the_gateway_that_doubt
     assert "b is trusted at 43% by second" in [each.what for each in replica_findings([a, b])]
 
 
-def test_what_another_process_goes_without_is_found() -> None:
+def test_missing_services_of_another_process_are_found() -> None:
     (finding,) = process_findings(
         [{"id": "other", "without": ["redis"]}, {"id": "well", "without": []}]
     )

@@ -54,7 +54,7 @@ def test_a_prefix_that_one_request_of_each_shares_is_hot_and_its_holder_is_named
         gateway.wait_until(lambda gateway=gateway: hottest(gateway) == [(2, ["shared"])])  # type: ignore[misc]
 
 
-def test_what_each_thinks_of_an_engine_and_how_late_its_index_is_are_shown_by_both(
+def test_both_gateways_show_trust_and_index_lag_of_each_engine(
     pair: tuple[Gateway, Gateway],
 ) -> None:
     names = {snapshot(gateway)["gateway"] for gateway in pair}

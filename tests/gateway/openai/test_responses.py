@@ -193,7 +193,7 @@ def test_a_response_is_not_read_with_parameters_that_have_no_effect(keeper: Gate
     assert keeper.client.get(f"{path}?stream=False").status_code == 200
 
 
-def test_what_is_not_to_be_kept_is_not(keeper: Gateway) -> None:
+def test_a_response_that_is_not_to_be_kept_is_not_kept(keeper: Gateway) -> None:
     made = post(keeper, input="x", store=False)
     assert made["store"] is False
     assert keeper.client.get(f"{PATH}/{made['id']}").status_code == 404

@@ -58,7 +58,7 @@ async def test_a_tenant_that_has_most_calls_leaves_some_to_others_and_health_tak
     await asyncio.gather(*tasks[1:])
 
 
-async def test_of_calls_without_a_key_the_client_that_has_most_leaves_some_to_others() -> None:
+async def test_a_client_without_a_key_leaves_some_calls_to_others() -> None:
     calls = OpenCalls(32)
     until = asyncio.Event()
     tasks = [await opened(calls.count_without_key, "10.0.0.1", until) for _ in range(30)]

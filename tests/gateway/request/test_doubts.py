@@ -163,7 +163,7 @@ class Suspect:
         self.faults.consider(StreamLost("gone", Cause.ENGINE_GONE))
 
 
-def test_of_two_suspects_of_one_death_the_innocent_one_is_never_blamed() -> None:
+def test_the_innocent_one_of_two_suspects_is_never_blamed() -> None:
     async def work(one: Doubts, two: Doubts, _: BusTwin) -> None:
         poison = Suspect(one, "poison")
         innocent = Suspect(two, "innocent")

@@ -201,7 +201,7 @@ def test_requests_past_the_limit_wait_are_kept_alive_and_past_the_queue_refused(
     assert queued[-1] == "data: [DONE]"
 
 
-def test_what_waited_runs_when_its_turn_comes(
+def test_waiting_work_runs_when_its_turn_comes(
     behind: Behind, start_gateway: GatewayStarter
 ) -> None:
     with start_gateway(behind, "--max-running=1") as gateway, ThreadPoolExecutor(4) as clients:

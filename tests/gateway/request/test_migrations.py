@@ -205,7 +205,7 @@ async def lose_two_engines(scripted: Scripted, replies: list[asyncio.Task[httpx.
     return True
 
 
-async def test_of_several_answers_with_which_two_engines_died_each_goes_on_alone_until_it_is_past_that_place(
+async def test_suspects_of_two_deaths_run_one_at_a_time_until_they_pass_that_position(
     scripted: Scripted,
 ) -> None:
     script = scripted.script

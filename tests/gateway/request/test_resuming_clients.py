@@ -140,7 +140,7 @@ def test_an_answer_goes_on_at_the_terminal_and_on_the_page_when_the_gateway_dies
         assert ("".join(page.pieces), page.fault) == (expected, "")
 
 
-def test_who_stops_an_answer_frees_its_engine_at_once(
+def test_a_client_that_stops_an_answer_frees_its_engine_at_once(
     slow: Behind, start_gateway: GatewayStarter
 ) -> None:
     with (

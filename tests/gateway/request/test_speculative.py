@@ -170,7 +170,7 @@ async def test_what_no_engine_could_follow_reaches_none(scripted: Scripted) -> N
     assert scripted.script.opens == []
 
 
-async def test_it_goes_along_wherever_an_answer_goes_on_and_the_last_engine_says_what_it_drafted(
+async def test_speculation_settings_follow_a_migrated_answer_and_the_last_engine_reports_its_drafts(
     scripted: Scripted,
 ) -> None:
     script = scripted.script

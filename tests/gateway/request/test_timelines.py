@@ -64,7 +64,7 @@ async def test_a_beginning_that_several_ids_have_is_refused() -> None:
     assert (await explanations.find(Caller(tenant=Tenant(id="ada")), "abcdef2")).id == "abcdef2"
 
 
-def test_of_the_youngest_requests_a_tenant_finds_its_own() -> None:
+def test_a_tenant_finds_its_own_among_the_youngest_requests() -> None:
     timelines = Timelines(Bus(None), "g")
     for number in range(10):
         timelines.keep(

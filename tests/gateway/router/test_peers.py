@@ -60,7 +60,7 @@ def waiting(router: Router, model: ServedModel) -> tuple[int, float]:
     return seen.parts.num_requests, seen.parts.drain
 
 
-async def test_what_one_gateway_sends_counts_at_the_other_at_once(
+async def test_requests_of_one_gateway_count_at_the_other_at_once(
     nats_url: str, served_model: ServedModel
 ) -> None:
     replica = replica_of(served_model)

@@ -200,7 +200,9 @@ async def test_an_error_in_a_receiver_ends_one_session_and_not_those_that_follow
         assert session.open(opening(), [Heard()])
 
 
-async def test_one_that_says_that_it_leaves_gets_no_more_streams_until_it_is_another() -> None:
+async def test_an_output_processor_that_announces_its_end_gets_no_more_streams_until_it_is_replaced() -> (
+    None
+):
     async with peers(2) as (sessions, there):
         session = sessions.pick("engine")
         peer = next(each for each in there if each.address == session.address)

@@ -285,7 +285,7 @@ def test_a_response_in_the_background_fails_when_its_key_is_revoked(
     slow.wait_until(lambda: slow.metric("headwater_num_streams") == 0)
 
 
-def test_who_reads_the_stream_of_a_background_response_is_let_go_with_the_tenant(
+def test_a_reader_of_a_background_response_is_disconnected_with_its_tenant(
     slow: Gateway,
 ) -> None:
     ada = Customer(slow)
@@ -335,7 +335,7 @@ async def test_removal_lifts_no_limit(nats_url: str, record: tuple[TenantRecord,
                 directory.scopes(ada, MODEL)
 
 
-async def test_who_knows_no_tenants_yet_runs_nothing_of_theirs_without_limits(
+async def test_a_gateway_without_tenants_yet_runs_none_of_their_requests_without_limits(
     record: tuple[TenantRecord, str],
 ) -> None:
     limited, _ = record

@@ -44,7 +44,7 @@ def test_many_at_once_stand_in_line_and_a_heavy_tenant_advances_slower(redis_url
         assert [begin(stack, clock, HEAVY) for _ in range(3)] == [0.0, 25.0, 50.0]
 
 
-def test_what_was_guessed_is_put_right_in_the_end() -> None:
+def test_predicted_costs_are_corrected_at_the_end() -> None:
     clock = VirtualTime(Store(None))
     with contextlib.ExitStack() as stack:
         begin(stack, clock, BOB, 1)
@@ -72,7 +72,7 @@ def test_the_length_of_answers_is_learned_from_answers_alone() -> None:
         assert begin(stack, clock, ADA) - before == 100 + 2 * 50
 
 
-async def test_what_one_gateway_gave_counts_on_the_others(clocks: list[VirtualTime]) -> None:
+async def test_usage_at_one_gateway_counts_on_the_others(clocks: list[VirtualTime]) -> None:
     with contextlib.ExitStack() as stack:
         begin(stack, clocks[0], ADA, 500)
         begin(stack, clocks[1], ADA, 300)
@@ -166,7 +166,7 @@ def test_service_in_one_queue_does_not_count_in_another() -> None:
             assert late.virtual_time == 49_000.0
 
 
-def test_who_waits_already_is_lifted_no_more() -> None:
+def test_virtual_time_of_a_waiting_tenant_is_not_raised() -> None:
     clock = VirtualTime(Store(None))
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(clock.request(BOB, 10, 0))

@@ -93,7 +93,7 @@ async def test_a_folder_of_a_cluster_that_has_ended_does_not_hide_another_one(
     assert f"no stage is heard at {nats_url}; where stages have a token" in unheard.stderr
 
 
-async def test_what_a_gateway_goes_without_is_in_its_row(nats_url: str) -> None:
+async def test_missing_services_of_a_gateway_are_in_its_row(nats_url: str) -> None:
     gateway = Member(
         kind=Kind.GATEWAY,
         replica_id="g",

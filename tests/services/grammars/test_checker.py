@@ -238,7 +238,7 @@ def test_grammars_that_die_of_memory_are_charged_to_their_tenant() -> None:
 
 
 @pytest.mark.long
-async def test_what_several_want_to_know_is_asked_once(demo_folder: Path, others: set[int]) -> None:
+async def test_concurrent_checks_of_a_grammar_run_once(demo_folder: Path, others: set[int]) -> None:
     async with GrammarChecker() as checker:
         asking = [asyncio.ensure_future(verdict(checker, demo_folder, EXPLODING)) for _ in range(4)]
         async with asyncio.timeout(60):

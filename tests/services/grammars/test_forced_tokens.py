@@ -78,7 +78,7 @@ def num_tokens(reported: list[Told]) -> int:
 
 
 @pytest.mark.parametrize("depth", long_but((1, 2, 4), 4))
-async def test_answers_are_those_without_drafts_and_every_draft_stands(
+async def test_answers_are_those_without_drafts_and_every_draft_is_accepted(
     demo_model: TextModel, compiler: GrammarCompiler, depth: int
 ) -> None:
     plain, _ = await answers(compiler, config(), asks(12))

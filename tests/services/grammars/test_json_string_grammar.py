@@ -125,7 +125,7 @@ def test_what_has_no_end_is_refused_after_one_reading(part: str) -> None:
     assert len(refused.value.message) < 200
 
 
-def test_of_many_classes_the_one_that_cannot_be_read_is_named() -> None:
+def test_the_unreadable_one_of_many_classes_is_named() -> None:
     many = "".join(f"[{chr(0x4E00 + i)}-{chr(0x5000 + i)}]" for i in range(100))
     assert quoted_regex("p", many) == many
     with pytest.raises(BadRequest, match=r"has '\[z-a\]' in a regular expression, which cannot"):

@@ -40,7 +40,7 @@ def test_to_lose_batches_for_want_of_a_core_is_too_much_however_little_work_they
     ] * 3 + [True]
 
 
-def test_what_is_put_down_is_tried_again_once_after_its_rest_and_begins_anew() -> None:
+def test_events_are_tried_again_once_after_a_rest_with_counts_from_zero() -> None:
     cpu_share = CpuShare(0.6)
     cpu_share.rest(100.0)
     assert cpu_share.is_resting

@@ -406,7 +406,7 @@ async def test_an_engine_that_joins_while_events_are_ignored_is_followed_afterwa
             )
 
 
-async def test_of_a_model_whose_last_replica_has_left_nothing_is_kept(
+async def test_nothing_is_kept_of_a_model_whose_last_replica_has_left(
     nats_url: str, engine: Engine
 ) -> None:
     engine.stores(chain(0, 100))

@@ -156,7 +156,7 @@ def test_more_that_is_expected_than_is_looked_up_is_not_kept_for_ever() -> None:
     assert sum(index.lookup(chain(1000 * second)) != {} for second in range(100)) <= 3
 
 
-def test_what_is_expected_survives_a_resync_and_dies_with_the_incarnation() -> None:
+def test_expected_blocks_survive_a_resync_and_end_with_the_incarnation() -> None:
     now = 0.0
     index = KvIndex(clock=lambda: now)
     a = Engine("a")

@@ -125,7 +125,7 @@ def test_a_dry_run_judges_the_code_that_is_asked_for(hub: Hub, tmp_path: Path) -
 
 
 @pytest.mark.long
-def test_of_a_repository_without_safetensors_torchs_own_files_are_downloaded(
+def test_a_repository_without_safetensors_is_downloaded_as_torch_files(
     hub: Hub, tmp_path: Path
 ) -> None:
     files = tmp_path / "files"

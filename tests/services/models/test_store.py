@@ -166,7 +166,7 @@ def test_a_gguf_file_that_is_not_there_is_not_looked_for_on_the_hub(tmp_path: Pa
         pull("models/absent.gguf", cache_dir=tmp_path, progress=silent)
 
 
-def test_of_the_same_weights_in_two_layouts_one_is_downloaded(
+def test_weights_in_two_layouts_are_downloaded_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = [

@@ -205,7 +205,9 @@ async def test_a_second_reader_replaces_the_first_which_is_charged_what_it_was_s
     assert not line.engine.cancels
 
 
-async def test_who_lets_go_says_what_is_charged_and_only_its_tenant_finds_it(line: Line) -> None:
+async def test_a_reader_that_leaves_reports_what_is_charged_and_only_its_tenant_finds_the_stream(
+    line: Line,
+) -> None:
     async with line.gateway() as first:
         [number] = await line.open(first, 1)
         line.engine.send_tokens(

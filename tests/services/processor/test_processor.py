@@ -332,7 +332,7 @@ async def test_members_of_a_one_of_that_may_hold_at_once_are_refused_with_what_i
     )
 
 
-async def test_of_tools_and_structured_output_the_one_that_cannot_be_followed_is_named(
+async def test_an_error_names_the_tool_or_structured_output_that_cannot_be_followed(
     processor: processor_pb2_grpc.ProcessorAsyncStub,
 ) -> None:
     good, bad = (

@@ -79,7 +79,7 @@ def several(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Text
     ],
     ids=["chat", "tools", "no calls", "by name", "default by name", "without tools"],
 )
-def test_of_several_templates_the_one_that_is_meant_makes_the_prompt(
+def test_the_named_one_of_several_templates_makes_the_prompt(
     several: TextModel, asked: dict[str, Any], text: str
 ) -> None:
     reply = prepared(several, **asked)

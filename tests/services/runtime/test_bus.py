@@ -45,7 +45,7 @@ async def test_a_message_reaches_every_subscriber_of_its_pattern(kind: str, nats
     assert (second.subject, second.payload) == (f"{word}.b", b"3")
 
 
-async def test_of_several_servers_one_that_answers_is_taken(nats_url: str) -> None:
+async def test_a_server_that_answers_is_chosen_among_several(nats_url: str) -> None:
     async with Bus.open(f"nats://127.0.0.1:1,{nats_url}", wait_seconds=60) as bus:
         assert bus.connected
 

@@ -51,7 +51,7 @@ def test_a_long_history_costs_a_small_multiple_of_a_native_decoder() -> None:
     assert any(ratio < 15 for ratio in ratios)
 
 
-def test_of_two_entries_with_a_name_the_last_one_counts() -> None:
+def test_the_last_of_two_entries_with_one_name_counts() -> None:
     text = b'{"a": [1, 2, 3, 4], "b": 2, "a": 5}'
     assert read_in_pieces(text, 4) == {"a": 5, "b": 2}
 

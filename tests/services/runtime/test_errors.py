@@ -5,7 +5,7 @@ import pytest
 from headwater.services.runtime.errors import BadRequest, NotFound
 
 
-def test_of_many_that_there_are_the_first_are_named() -> None:
+def test_an_error_names_the_first_of_many_existing_ones() -> None:
     many = [f"m{i:02}" for i in range(20)]
     named = ", ".join(many[:16])
     assert (

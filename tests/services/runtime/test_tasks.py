@@ -36,7 +36,9 @@ async def test_a_scope_ends_though_its_task_loses_cancellations(
     assert out == ["out"]
 
 
-async def test_who_is_cancelled_while_a_task_of_his_ends_waits_for_it_and_ends_cancelled() -> None:
+async def test_a_scope_that_is_cancelled_while_its_task_ends_waits_for_it_and_ends_cancelled() -> (
+    None
+):
     left = asyncio.Event()
     may_leave = asyncio.Event()
 

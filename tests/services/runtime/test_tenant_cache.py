@@ -19,7 +19,7 @@ def test_a_tenant_that_fills_the_cache_drives_out_its_own_entries() -> None:
     assert (len(cache), cache.num_bytes) == (10, 1000)
 
 
-def test_of_a_tenant_the_least_recently_used_entry_goes() -> None:
+def test_the_least_recently_used_entry_of_a_tenant_is_evicted() -> None:
     cache: TenantCache[str, int] = TenantCache(300)
     for name in "abc":
         cache.put("t", name, 0, 100)

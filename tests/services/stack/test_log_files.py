@@ -43,7 +43,7 @@ def test_a_process_that_starts_anew_has_no_gap_in_its_logs(tmp_path: Path) -> No
     assert read(tmp_path) == {"nats.log.1": "second", "nats.log.2": "first"}
 
 
-def test_none_stay_where_none_are_to(tmp_path: Path) -> None:
+def test_no_earlier_logs_stay_where_none_are_to_be_kept(tmp_path: Path) -> None:
     (tmp_path / "engine-0.log").write_text("before")
     (tmp_path / "engine-0.log.3").write_text("of a start that kept more")
     (tmp_path / "line.json").write_text("{}")

@@ -127,7 +127,7 @@ async def test_a_replica_that_could_not_start_when_it_is_to_leave_harms_no_other
     pipe.close()
 
 
-async def test_what_a_replica_keeps_for_its_next_life_is_given_back_where_it_does_not_start(
+async def test_memory_kept_for_a_replicas_restart_is_released_where_it_does_not_start(
     tmp_path: Path,
 ) -> None:
     pipe = SupervisorPipe()

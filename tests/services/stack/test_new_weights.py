@@ -121,7 +121,7 @@ async def test_all_engines_have_them_and_so_have_those_that_start_later(
     assert (model.plan.weights_folder, model.weights) == (new, "2")
 
 
-async def test_none_has_them_where_one_refuses(
+async def test_no_engine_has_new_weights_where_one_refuses(
     engines: Engines, folders: tuple[Path, Path], remembered: RememberedWeights
 ) -> None:
     old, new = folders
@@ -133,7 +133,7 @@ async def test_none_has_them_where_one_refuses(
     assert model.plan == Plan(old)
 
 
-async def test_none_has_them_where_an_engine_comes_meanwhile(
+async def test_no_engine_has_new_weights_where_one_joins_meanwhile(
     engines: Engines, folders: tuple[Path, Path], remembered: RememberedWeights
 ) -> None:
     old, new = folders
@@ -146,7 +146,7 @@ async def test_none_has_them_where_an_engine_comes_meanwhile(
     assert (engines.loaded, engines.replaced) == (set(), {})
 
 
-async def test_none_has_them_where_an_engine_leaves_meanwhile(
+async def test_no_engine_has_new_weights_where_one_leaves_meanwhile(
     engines: Engines, folders: tuple[Path, Path], remembered: RememberedWeights
 ) -> None:
     old, new = folders
@@ -207,7 +207,7 @@ async def test_they_are_kept_before_an_engine_computes_with_them(
     assert found == [Replacement("1", str(new))]
 
 
-async def test_none_has_them_where_they_cannot_be_kept(
+async def test_no_engine_has_new_weights_where_they_cannot_be_kept(
     engines: Engines, folders: tuple[Path, Path], remembered: RememberedWeights, tmp_path: Path
 ) -> None:
     old, new = folders

@@ -88,7 +88,7 @@ def test_none_is_stopped_while_one_starts_however_long_that_takes() -> None:
 @pytest.mark.parametrize(
     ("load", "kept"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2), (9, 3), (13, 4)]
 )
-def test_what_is_left_of_a_load_keeps_as_many_as_it_half_fills(load: int, kept: int) -> None:
+def test_a_lower_load_keeps_as_many_replicas_as_it_half_fills(load: int, kept: int) -> None:
     model = Model()
     model.run(30, requests=1000)
     assert model.run(9, requests=load) == 4

@@ -72,7 +72,7 @@ async def test_a_stage_that_ends_before_it_is_ready_leaves_its_last_words(start:
     pipe.close()
 
 
-def test_of_a_log_however_long_the_end_alone_is_read(tmp_path: Path) -> None:
+def test_only_the_end_of_a_log_is_read_however_long_it_is(tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as log:
         # A hole: it is nowhere, unless somebody reads it.
         log.seek(1 << 33)

@@ -54,7 +54,7 @@ async def test_one_holder_serves_all_lives_of_an_engine_and_ends_with_the_stage(
         os.kill(pid or 0, 0)
 
 
-async def test_a_holder_that_died_is_started_again_with_the_next_life(
+async def test_a_dead_holder_is_started_again_with_the_engine(
     forks: ForkClient | None,
 ) -> None:
     holder = WeightsHolder(forks)

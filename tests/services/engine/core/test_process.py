@@ -199,7 +199,7 @@ def test_a_core_that_waits_for_blocks_alone_says_so_now_and_then(
     core.send(Cancel([1]))
 
 
-def test_who_has_prepared_all_says_so_once(core: Core) -> None:
+def test_an_engine_that_has_prepared_everything_reports_it_once(core: Core) -> None:
     sent = core.sent()
     assert any(isinstance(report, Prepared) for report in sent)
     core.send(request(1, max_tokens=3))
