@@ -34,9 +34,9 @@ class Relay:
         on_refused: Callable[[str], None],
     ) -> None:
         """`max_streams` is the number of calls that a client of one connection hears to have open
-        at once; `settings_seconds` is the time in which a client agrees on TLS, and then acknowledges
-        gRPC's settings; `on_refused` gets the code of the error that a connection is refused
-        with."""
+        at once; `settings_seconds` is the time in which a client agrees on TLS, and then
+        acknowledges gRPC's settings; `on_refused` gets the code of the error that a connection is
+        refused with."""
         # NOTE: a socket's name has at most 103 bytes; the folder of `TMPDIR` may be too long.
         self._folder = tempfile.TemporaryDirectory(prefix="headwater-", dir="/tmp")
         self.inner = Path(self._folder.name) / "grpc"
