@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from headwater.proto import common_pb2, engine_pb2, output_processor_pb2
 from headwater.services.runtime import errors
@@ -77,7 +78,7 @@ class BeamSearch:
             ended = self._best([*ended, *(beam for beam in grown if beam.token_ids[-1] in ends)])
             live = sorted(
                 (beam for beam in grown if beam.token_ids[-1] not in ends),
-                key=_logprob,
+                key=attrgetter("logprob"),
                 reverse=True,
             )
             live = live[: self._width]
@@ -143,7 +144,3 @@ class _Candidates:
     def lost(self, error: errors.HeadwaterError) -> None:
         if not self.scores.done():
             self.scores.set_exception(error)
-
-
-def _logprob(beam: Beam) -> float:
-    return beam.logprob

@@ -76,7 +76,7 @@ class EngineWeights:
         self._due[number] = self._loaded.pop(number)
         command = ReplaceWeights(number, ends_requests)
         # A client that has left cannot cancel the replacement.
-        replaced = await asyncio.shield(asyncio.ensure_future(self._replaced(number, command)))
+        replaced = await asyncio.shield(asyncio.ensure_future(self._answer(number, command)))
         assert isinstance(replaced, WeightsReplaced)
         if replaced.error:
             raise BadRequest("number", replaced.error, code="weights_refused")
@@ -96,9 +96,6 @@ class EngineWeights:
                 self._note_replaced(weights, report.seconds)
         if (waiting := self._waiting.pop(report.number, None)) is not None and not waiting.done():
             waiting.set_result(report)
-
-    async def _replaced(self, number: int, command: Command) -> OfWeightsReports:
-        return await self._answer(number, command)
 
     async def _answer(self, number: int, command: Command) -> OfWeightsReports:
         waiting = asyncio.get_running_loop().create_future()
