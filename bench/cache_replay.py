@@ -138,15 +138,27 @@ class Replayed:
         """Share of the time in which one server computes prompts; above 1 it does not keep up."""
         return sum(self.prefills) / (self.arrivals[-1] - self.arrivals[0])
 
-    def first_token_seconds(self, speed: float = 1.0) -> FloatArray:
+    def first_token_seconds(self, speed: float = 1.0, aging: float | None = None) -> FloatArray:
         """[requests] seconds from the arrival to the first token, where one server computes prompts
-        in order, so many times as fast."""
+        one after another, so many times as fast: in order of arrival or, with `aging`, the shortest
+        first, where a second of waiting outweighs so many of work."""
         free_at = 0.0
-        found = []
-        for arrival, seconds in zip(self.arrivals, self.prefills, strict=True):
-            free_at = max(arrival, free_at) + seconds / speed
-            found.append(free_at - arrival)
-        return np.array(found)
+        waiting: list[tuple[float, int]] = []
+        found = np.zeros(len(self.arrivals))
+        following = deque(enumerate(self.arrivals))
+        while following or waiting:
+            if not waiting:
+                free_at = max(free_at, following[0][1])
+            while following and following[0][1] <= free_at:
+                number, arrival = following.popleft()
+                work = self.prefills[number] / speed
+                heapq.heappush(
+                    waiting, (arrival if aging is None else work + aging * arrival, number)
+                )
+            number = heapq.heappop(waiting)[1]
+            free_at += self.prefills[number] / speed
+            found[number] = free_at - self.arrivals[number]
+        return found
 
 
 def replay(

@@ -23,6 +23,7 @@ from headwater.bench.cache_replay import (
     BeladyCache,
     PoolCache,
     Prefill,
+    Replayed,
     full_blocks,
     replay,
     turn_of,
@@ -139,3 +140,18 @@ def test_a_replay_has_the_same_victims_each_time() -> None:
         replay(records, PoolCache(300, prefill.costs), prefill, turn_of).prefills for _ in range(2)
     ]
     assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize(
+    ("aging", "seconds"),
+    [
+        pytest.param(None, [4.0, 6.0, 5.5, 2.0], id="in order of arrival"),
+        pytest.param(0.2, [4.0, 6.5, 2.5, 2.0], id="the shortest first"),
+        pytest.param(3.0, [4.0, 6.0, 5.5, 2.0], id="who has waited long before who is short"),
+    ],
+)
+def test_first_tokens_wait_for_the_prompts_before_them(
+    aging: float | None, seconds: list[float]
+) -> None:
+    found = Replayed(arrivals=[0.0, 1.0, 2.0, 10.0], prefills=[8.0, 6.0, 1.0, 4.0])
+    assert found.first_token_seconds(2.0, aging).tolist() == seconds
