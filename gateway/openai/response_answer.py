@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from headwater.services.runtime import errors
 
 from ..request.choice import Choice
@@ -19,7 +21,7 @@ from .errors import response_error
 from .numbered import NumberedStream
 from .response_input import LOGPROBS
 from .response_items import Event, ResponseItems
-from .response_schema import ResponsesRequest
+from .response_schema import ResponsesRequest, ResponseTool, TextOptions
 from .response_tools import ResponseTools
 
 
@@ -84,7 +86,8 @@ class ResponseAnswer:
             "error": None,
             "incomplete_details": None,
             "instructions": asked.instructions,
-            "max_output_tokens": asked.max_output_tokens,
+            # `max_tokens` is vLLM's name for it.
+            "max_output_tokens": asked.max_output_tokens or asked.max_tokens,
             "max_tool_calls": asked.max_tool_calls,
             "metadata": asked.metadata or {},
             "model": asked.model,
@@ -97,9 +100,9 @@ class ResponseAnswer:
             "service_tier": "default",
             "store": self.is_stored,
             "temperature": sampling.temperature if sampling is not None else asked.temperature,
-            "text": asked.text or {"format": {"type": "text"}},
-            "tool_choice": asked.tool_choice or "auto",
-            "tools": self._tools.served,
+            "text": {"format": {"type": "text"}} | _given(asked.text or TextOptions()),
+            "tool_choice": _given(asked.tool_choice or "auto"),
+            "tools": [_shown(tool) for tool in self._tools.served],
             "top_logprobs": asked.top_logprobs,
             "top_p": sampling.top_p if sampling is not None else asked.top_p,
             "truncation": asked.truncation or "disabled",
@@ -209,3 +212,19 @@ def _usage(generation: Generation) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": generation.num_reasoning_tokens},
         "total_tokens": prompt + output,
     }
+
+
+def _given(value: Any) -> Any:
+    """A part of the request without the fields that it left out. Schemas are plain data and stay as
+    they are."""
+    if isinstance(value, msgspec.Struct):
+        fields = ((name, getattr(value, name)) for name in value.__struct_fields__)
+        return {name: _given(field) for name, field in fields if field is not None}
+    return [_given(each) for each in value] if isinstance(value, list) else value
+
+
+def _shown(tool: ResponseTool) -> dict[str, Any]:
+    """A tool as the answer repeats it: functions always have `parameters` and `strict`."""
+    always = {"parameters": None, "strict": None} if tool.type == "function" else {}
+    given: dict[str, Any] = always | _given(tool)
+    return given

@@ -167,3 +167,16 @@ def test_items_of_turns_and_conversations_have_every_field(thinker: Gateway) -> 
     listed = thinker.client.get(f"/v1/conversations/{conversation['id']}/items").json()
     check(SyncConversationCursorPage[ConversationItem], listed)
     assert [item["type"] for item in listed["data"]] == ["custom_tool_call", "message"]
+
+
+def test_a_response_repeats_its_request_without_fields_that_were_left_out(thinker: Gateway) -> None:
+    nullable = {"type": "object", "properties": {"a": {"enum": ["x", None]}}}
+    choice = {"type": "function", "name": "f"}
+    tools = [choice | {"parameters": nullable}, {"type": "custom", "name": "note"}]
+    limit = {"max_output_tokens": None, "max_tokens": 1}
+    more = {"text": {"verbosity": "low"}, "tool_choice": choice, "tools": tools}
+    made = post(thinker, RESPONSES, input="x", store=False, **limit, **more)
+    assert made["text"] == {"format": {"type": "text"}, "verbosity": "low"}
+    assert made["tool_choice"] == choice
+    assert made["tools"] == [tools[0] | {"strict": None}, tools[1]]
+    assert made["max_output_tokens"] == made["usage"]["output_tokens"] == 1
