@@ -20,6 +20,9 @@ SERVER = "headwater.services.runtime.fork_server"
 STAGE_FORKS_FD = "HEADWATER_STAGE_FORKS_FD"
 """Variable with the file descriptor of a socket that asks the server of forks of stages for
 processes. A supervisor sets it for processors, whose checkers of grammars are forked."""
+REPLY_SECONDS = 60.0
+"""Seconds that a fork is waited for: a server that begins may import for some thirty on a busy
+machine. One that hangs must not keep stages that died from starting again."""
 
 
 class ForkedProcess:
@@ -104,8 +107,8 @@ class ForkClient:
         """A process in a group of its own, so that a terminal's Ctrl-C does not reach it, that runs
         the module's `main`. `files`: number there → number here.
 
-        None where the server is gone, is asked for too much at once, or imported its modules with
-        other variables; such a process is to be started anew. Cancelled, it leaves no process
+        None where the server is gone, hangs, is asked for too much at once, or imported its modules
+        with other variables; such a process is to be started anew. Cancelled, it leaves no process
         behind.
         """
         with contextlib.ExitStack() as undo:
@@ -113,7 +116,11 @@ class ForkClient:
             if replies is None:
                 return None
             undo.enter_context(replies)
-            await _readable(replies)
+            try:
+                async with asyncio.timeout(REPLY_SECONDS):
+                    await _readable(replies)
+            except TimeoutError:
+                return None
             if (started := _started(replies)) is None:
                 return None
             undo.pop_all()
@@ -131,9 +138,11 @@ class ForkClient:
         replies = self._ask(module, arguments, environment, files)
         if replies is None:
             return None
+        replies.settimeout(REPLY_SECONDS)
         if (started := _started(replies)) is None:
             replies.close()
             return None
+        replies.settimeout(None)
         return WaitedProcess(*started, replies)
 
     def _ask(
@@ -225,7 +234,7 @@ def _started(replies: socket.socket) -> tuple[int, int] | None:
     """Id and pidfd of the process that was asked for; None: the server started none."""
     try:
         word, pidfds, _, _ = socket.recv_fds(replies, 32, 1)
-    except ConnectionError:
+    except (ConnectionError, TimeoutError):
         return None
     return (int(word), pidfds[0]) if word else None
 

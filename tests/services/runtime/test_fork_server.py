@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from headwater.services.runtime import forked
 from headwater.services.runtime.forked import UNKNOWN_STATUS, ForkClient, ForkedProcess, fork_server
 from tests.polling import holds_within
 
@@ -198,6 +199,26 @@ async def test_a_process_that_its_client_does_not_wait_for_is_ended(
     assert await _comes_true(lambda: _children(_parent(later.pid)) == [later.pid])
     later.kill()
     await later.wait()
+
+
+async def test_a_server_that_hangs_is_not_waited_for_and_leaves_no_process_when_it_goes_on(
+    forks: ForkClient, tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await start(forks, SLEEP, tmp_path, environment)
+    assert first is not None
+    server = _parent(first.pid)
+    monkeypatch.setattr(forked, "REPLY_SECONDS", 0.05)
+    os.kill(server, signal.SIGSTOP)
+    assert await start(forks, SLEEP, tmp_path, environment) is None
+    os.kill(server, signal.SIGCONT)
+    monkeypatch.undo()
+    # Requests are answered in order.
+    later = await start(forks, SLEEP, tmp_path, environment)
+    assert later is not None
+    assert await _comes_true(lambda: _children(server) == [first.pid, later.pid])
+    for process in (first, later):
+        process.kill()
+        await process.wait()
 
 
 async def test_a_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
