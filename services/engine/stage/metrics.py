@@ -327,12 +327,6 @@ class EngineCollector(Collector):
         )
         yield self._gauge("kv_leases", "Leases of other engines on KV blocks", peers.num_leases)
 
-    def _labelled(self, name: str, text: str, label: str, counts: Mapping[str, float]) -> Metric:
-        family = CounterMetricFamily(f"headwater_{name}", text, labels=["model_name", label])
-        for value, count in counts.items():
-            family.add_metric([self._model_name, value], count)
-        return family
-
     def _sleep(self, load: EngineLoad) -> Iterator[Metric]:
         yield self._gauge(
             "engine_asleep", "1 while the engine sleeps", load.sleep_state == "asleep"
@@ -347,21 +341,31 @@ class EngineCollector(Collector):
         yield self._gauge("engine_wake_seconds", "Time that the last wake took", load.wake_seconds)
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(f"headwater_{name}", text, labels=["model_name"])
-        family.add_metric([self._model_name], value)
-        return family
+        return self._filled(GaugeMetricFamily, name, text, {"": value})
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        return self._filled(CounterMetricFamily, name, text, {"": value})
 
     def _labelled_gauge(
         self, name: str, text: str, label: str, values: Mapping[str, float]
     ) -> Metric:
-        family = GaugeMetricFamily(f"headwater_{name}", text, labels=["model_name", label])
-        for value, count in values.items():
-            family.add_metric([self._model_name, value], count)
-        return family
+        return self._filled(GaugeMetricFamily, name, text, values, label)
 
-    def _counter(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(f"headwater_{name}", text, labels=["model_name"])
-        family.add_metric([self._model_name], value)
+    def _labelled(self, name: str, text: str, label: str, counts: Mapping[str, float]) -> Metric:
+        return self._filled(CounterMetricFamily, name, text, counts, label)
+
+    def _filled(
+        self,
+        kind: type[GaugeMetricFamily | CounterMetricFamily],
+        name: str,
+        text: str,
+        values: Mapping[str, float],
+        *label: str,
+    ) -> Metric:
+        """A family of samples by the values of `label`, if there is one, and by model."""
+        family = kind(f"headwater_{name}", text, labels=["model_name", *label])
+        for value, sample in values.items():
+            family.add_metric([self._model_name, value][: 1 + len(label)], sample)
         return family
 
 
