@@ -147,8 +147,6 @@ class BlockLeases:
         release: Release,
         steps: Steps,
         lenders: Sequence[Lender] = (),
-        *,
-        lane: Lane | None = None,
     ) -> None:
         """`swapper` has a slot for each of the link's rows from the first on; `lenders` are asked
         in their order."""
@@ -167,7 +165,7 @@ class BlockLeases:
         self._pinned: list[_Lease] = []
         """Leases whose blocks are still to be computed by steps in flight."""
         self._copies = _Copies(swapper)
-        self._writer = _RecordWriter(swapper, link, lane or ThreadLane("kv-lend"))
+        self._writer = _RecordWriter(swapper, link, ThreadLane("kv-lend"))
         self._is_quiet = True
         """Whether nothing was requested since the last `advance`, and no lease waits for a step, a
         copy or a slot."""

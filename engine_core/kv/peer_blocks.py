@@ -184,12 +184,11 @@ class PeerBlocks:
         first_row: int,
         *,
         clock: Callable[[], float] = time.monotonic,
-        lane: Lane | None = None,
     ) -> None:
         """`swapper` has a slot for each of the link's rows from `first_row` on."""
         self._swapper = swapper
         self._link = link
-        self._reader = _RecordReader(swapper, link, first_row, lane or ThreadLane("kv-pull"))
+        self._reader = _RecordReader(swapper, link, first_row, ThreadLane("kv-pull"))
         self._hints = _Hints(clock)
         self._loads = StagedLoads(swapper, deque(range(len(swapper.slots))), self._pull)
         self._under_way: dict[Ticket, _Load] = {}
