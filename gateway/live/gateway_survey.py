@@ -70,7 +70,6 @@ class GatewaySurvey(Generic[Q, A]):
         read: Callable[[Q], A],
         types: tuple[Any, type[A]],
         *,
-        ask_seconds: float = ASK_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`name`: subject of this survey on the bus; `read` returns the answer of this gateway;
@@ -81,10 +80,9 @@ class GatewaySurvey(Generic[Q, A]):
         self._name = name
         self._read = read
         self._clock = clock
-        self._ask_seconds = ask_seconds
         self._questions, self._answers = (msgspec.msgpack.Decoder(each) for each in types)
         self._surveys: defaultdict[str | None, _Answers[A]] = defaultdict(
-            lambda: _Answers(-self._ask_seconds)
+            lambda: _Answers(-ASK_SECONDS)
         )
 
     @contextlib.asynccontextmanager
@@ -106,7 +104,7 @@ class GatewaySurvey(Generic[Q, A]):
             return [self._read(question)]
         self._forget_unasked()
         survey = self._surveys[topic]
-        if self._clock() - survey.asked_at >= self._ask_seconds:
+        if self._clock() - survey.asked_at >= ASK_SECONDS:
             survey.asked_at = self._clock()
             await self._bus.publish(
                 subjects.live_survey(self._name), self._packed(_Question, topic, question)
@@ -126,7 +124,7 @@ class GatewaySurvey(Generic[Q, A]):
 
     @property
     def _expiry(self) -> float:
-        return EXPIRY_SECONDS + self._ask_seconds
+        return EXPIRY_SECONDS + ASK_SECONDS
 
     def _packed(self, kind: type[_Question | _Answer], topic: str | None, details: Q | A) -> bytes:
         return msgspec.msgpack.encode(
