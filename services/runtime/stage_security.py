@@ -13,10 +13,10 @@ from .tls import certificates_shown
 
 
 @contextlib.contextmanager
-def stages_secured(settings: StageSecuritySettings, *, is_stage: bool = True) -> Iterator[None]:
+def stages_secured(settings: StageSecuritySettings) -> Iterator[None]:
     """Scope whose channels, servers and buses use the settings' certificates and token."""
     key = settings.cluster_key()
-    if key is None and is_stage:
+    if key is None:
         structlog.get_logger().warning(
             "no cluster token is set: this stage believes every process that reaches it, NATS "
             "or Redis",
