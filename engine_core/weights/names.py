@@ -148,7 +148,7 @@ class CheckpointNames:
                 spec = layout.get(prefix + ours)
                 if isinstance(tensor, torch.Tensor) and spec is not None:
                     tensor = _shaped(tensor, spec)
-                # Tables have no kinds of eight bits; those of layers are in no blocks either.
+                # Embedding tables have no eight-bit kind, and those of layers no block format.
                 is_dense = isinstance(tensor, torch.Tensor) or (
                     not spec.is_linear
                     if prefix and spec is not None

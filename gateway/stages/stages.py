@@ -30,8 +30,8 @@ class Stages:
         elif change.kind is ChangeKind.JOINED and member.kind is Kind.OUTPUT_PROCESSOR:
             self.outputs.join(member.address, model)
         elif change.kind is ChangeKind.LEFT:
-            # A process that was restarted, or is known by its address too, is several members for a
-            # while.
+            # A restarted process, or one that is also known by its address alone, is several
+            # members for a while.
             others = [
                 each for each in self.members.of(member.kind) if each.address == member.address
             ]

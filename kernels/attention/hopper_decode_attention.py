@@ -186,7 +186,7 @@ def _decode_rows(
                 b_sum = with_sinks(b_m, b_sum, p_sinks, i_kv * GROUP + o_r, is_head)
                 b_out = b_acc * (1.0 / b_sum)[:, None]
                 gl.store(p_out + o_q, b_out.to(p_out.dtype.element_ty), mask=is_head[:, None])
-    # Programs without work too: this kernel has ended only when the one before it has.
+    # Programs without work wait too, so that this kernel ends only after the one before it.
     wait_for_inputs(DEPENDENT)
 
 

@@ -245,7 +245,7 @@ def _copy_items(
                 _copy(k, origins, rings, turn, shape)
                 _copy(v, origins, rings, turn + 1, shape)
                 turn += 2
-    # Programs without work too: this kernel has ended only when the one before it has.
+    # Programs without work wait too, so that this kernel ends only after the one before it.
     wait_for_inputs(DEPENDENT)
 
 

@@ -20,8 +20,8 @@ CALIBRATED_KINDS = ("int4", "int8")
 BESIDE_KINDS = f"none, or a file together with --quantization {' or '.join(CALIBRATED_KINDS)}"
 LEAST_BYTES = 8 << 10
 MOST_BYTES = 4 << 20
-"""Size of a text: fewer bytes are about as many sequences as one step of the optimisation reads,
-and of more than the most only a small part would be read."""
+"""Least and largest size of a text in bytes. The least is about what one step of the optimisation
+reads; of a larger text than the largest only a small part would be read."""
 LINES = ".jsonl"
 """Suffix of files whose lines are JSON objects with a `text`; others are one text."""
 

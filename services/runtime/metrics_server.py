@@ -86,5 +86,5 @@ def _collect(registry: Collector, collected: Future[list[Metric]]) -> None:
     try:
         collected.set_result([*registry.collect()])
     except Exception as fault:
-        # The scrape answers with it.
+        # The scrape's reply carries the error.
         collected.set_exception(fault)

@@ -43,7 +43,7 @@ STATE_TO_PB = {
 
 
 class StageMaker(Protocol):
-    """Makes a stage that is not started yet."""
+    """Makes a stage and does not start it."""
 
     def __call__(
         self,

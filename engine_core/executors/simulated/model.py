@@ -125,8 +125,8 @@ class SimulatedModel:
         return allowed
 
     def logprobs(self, token_id: int, num_top: int) -> TokenLogprobs:
-        """Plausible ones: the token is the likeliest with one half, each alternative half as likely
-        as the last."""
+        """Makes plausible log probabilities: the token has one half, and each alternative half as
+        much as the one before it."""
         others = (token_id + np.arange(1, num_top) - self.first_token_id) % (
             self.vocab_size - self.first_token_id
         )
