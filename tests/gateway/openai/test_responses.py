@@ -99,17 +99,18 @@ def test_items_of_kept_responses_are_named_by_their_ids(
     def reference(response: Any) -> dict[str, Any]:
         return {"type": "item_reference", "id": response.output[0].id}
 
+    brief = {"max_output_tokens": 2}
     user: Any = [{"role": "user", "content": text} for text in ("Name a river.", "Another?", "So?")]
-    first = client.responses.create(**ASKED, input=user[:1])
+    first = client.responses.create(**ASKED | brief, input=user[:1])
     turn: Any = [user[0], reference(first), user[1]]
-    second = client.responses.create(**ASKED, input=turn)
+    second = client.responses.create(**ASKED | brief, input=turn)
     listed = client.responses.input_items.list(second.id, order="asc").data
     assert listed[1].id == first.output[0].id
     client.responses.delete(first.id)
     turn += [reference(second), user[2]]
-    third = client.responses.create(**ASKED, input=turn, stream=True)
+    third = client.responses.create(**ASKED | brief, input=turn, stream=True)
     spelled: Any = [user[0], first.output[0], user[1], second.output[0], user[2]]
-    same = client.responses.create(**ASKED, input=spelled, store=False)
+    same = client.responses.create(**ASKED | brief, input=spelled, store=False)
     final: Any = list(third)[-1]
     assert final.response.output_text == same.output_text
     assert client.responses.input_tokens.count(model=MODEL, input=turn).input_tokens == (
@@ -123,7 +124,7 @@ def test_items_of_kept_responses_are_named_by_their_ids(
         assert error["message"].endswith("allowed: the id of an item of a response that is kept")
     assert post(keeper, 400, input=turn + turn)["error"]["param"] == "input[6].id"
     apart: Any = [
-        reference(client.responses.create(**ASKED | {"max_output_tokens": 1}, input=user[:1]))
+        reference(client.responses.create(**ASKED | brief, input=user[:1]))
         for _ in range(MAX_READ_RESPONSES + 1)
     ]
     error = post(keeper, 400, input=apart)["error"]
