@@ -1,9 +1,9 @@
 """`headwater bench restart`: what clients notice of an engine that is killed in the middle of their
 answers, and what the engine's next life does meanwhile. Starts and ends a cluster of its own.
 
-The pause is the time from SIGKILL to the next piece of the answer, which must be the answer that
-the engine gives undisturbed; of several answers, the longest pause counts. Beside a second engine
-(`--up=--replicas=2`) answers go on there.
+The pause is the longest time without a piece of the answer from SIGKILL on; the answer must be the
+one that the engine gives undisturbed. Of several answers, the longest pause counts. Beside a second
+engine (`--up=--replicas=2`) answers go on there.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Restart:
     """One death, in seconds."""
 
     pause: float
-    """Seconds from the kill to the next piece of the answer that waited longest."""
+    """Seconds without a piece of the answer that waited longest."""
     num_same: int
     """Number of answers that are those of an engine that was left alone."""
     phases: dict[str, float]
@@ -75,11 +75,11 @@ class Answer:
             self.is_over = True
 
     def pause(self, killed_at: float) -> float:
-        """Seconds from the kill to the end of the longest gap behind it: pieces that were on their
-        way come at once. 0: the answer was there."""
+        """Longest time without a piece behind the kill: pieces that were on their way come at once.
+        0: the answer was there."""
         arrivals = [at - killed_at for at in self.arrivals if at > killed_at]
         gaps = map(operator.sub, arrivals, [0.0, *arrivals[:-1]])
-        return max(zip(gaps, arrivals, strict=True), default=(0.0, 0.0))[1]
+        return max(gaps, default=0.0)
 
 
 def main(
@@ -103,7 +103,7 @@ def main(
         typer.echo(json.dumps([asdict(each) for each in restarts], indent=2))
         return
     table = Table("what", "median s", "least", "most")
-    _add(table, "from the kill to the next piece", [each.pause for each in restarts])
+    _add(table, "without a piece", [each.pause for each in restarts])
     for phase in restarts[-1].phases:
         found = [each.phases[phase] for each in restarts if phase in each.phases]
         _add(table, f"to {phase}", found)

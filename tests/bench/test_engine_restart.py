@@ -11,12 +11,10 @@ from headwater.bench.engine_restart import Answer
     ("arrivals", "pause"),
     [
         ([9.0, 9.5], 0.0),
-        ([9.0, 10.1, 10.2, 12.0, 12.5], 2.0),
+        ([9.0, 10.1, 10.2, 12.0, 12.5], 1.8),
         ([9.0, 11.5, 12.0], 1.5),
     ],
     ids=["there before", "some pieces were on their way", "the next piece waited"],
 )
-def test_a_pause_ends_with_the_piece_behind_the_longest_gap(
-    arrivals: list[float], pause: float
-) -> None:
+def test_a_pause_is_the_longest_gap_behind_the_kill(arrivals: list[float], pause: float) -> None:
     assert Answer([""] * len(arrivals), arrivals).pause(killed_at=10.0) == pytest.approx(pause)
