@@ -30,6 +30,8 @@ START_SECONDS = 300.0
 """Time to start: after a crash NATS reads all that it keeps, 16 GiB by default, before it
 serves."""
 STOP_SECONDS = 5.0
+STREAMS_FOLDER = "nats"
+"""Folder in the state folder: what NATS keeps."""
 _PORT_TRIES = 5
 _PORTS = range(20_000, 32_768)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +17,8 @@ from .stage_process import KeptStage
 CHECK_SECONDS = 5.0
 LEAST_ROOM = 16 << 20
 """Free bytes of the disk from which on the server is started again: two files of a stream."""
+LEAST_FILES = 64
+"""The same of files that the disk may still get."""
 FAULT = b"no space left on device"
 
 
@@ -40,18 +41,18 @@ class ServerLog:
 
 
 async def restart_after_failed_writes(
-    nats: KeptStage, log: Path, report: Callable[[str], None]
+    nats: KeptStage, log: Path, streams: Path, report: Callable[[str], None]
 ) -> None:
-    """Ends NATS, which `nats` then starts again, once a write has failed and the disk has room;
-    until cancelled. NOTE: a full disk takes no log lines either, so failures are known when there
-    is room."""
+    """Ends NATS, which `nats` then starts again, once a write has failed and the disk of the folder
+    of its streams has room; until cancelled. NOTE: a full disk takes no log lines either, so
+    failures are known when there is room."""
     lines = ServerLog(log)
     has_failed = False
     while True:
         await asyncio.sleep(CHECK_SECONDS)
         try:
             has_failed |= await asyncio.to_thread(lines.has_new_fault)
-            has_room = shutil.disk_usage(log.parent).free >= LEAST_ROOM
+            has_room = _has_room(streams)
         except OSError:
             # The log is being moved aside, or its disk is away.
             continue
@@ -59,3 +60,12 @@ async def restart_after_failed_writes(
             report("nats could not write to its disk, which has room again; it is started again")
             await nats.process.stop(STOP_SECONDS, asyncio.Event())
             has_failed = False
+
+
+def _has_room(folder: Path) -> bool:
+    """Whether its disk takes bytes and files: a system names the lack of either by the same words.
+    Raises `OSError`."""
+    disk = os.statvfs(folder)
+    # Some file systems, as btrfs, do not count files.
+    has_files = not disk.f_files or disk.f_favail >= LEAST_FILES
+    return has_files and disk.f_bavail * disk.f_frsize >= LEAST_ROOM

@@ -26,7 +26,7 @@ from ..runtime.tls import own_gateway_context
 from . import engine_calls
 from .access import ACL_FILE, MASTER_KEY_FILE, NATS_FILE, Passwords, ServerAccess, keep_master_key
 from .cluster_record import ClusterRecord, StageRecord, remove_cluster
-from .embedded import EmbeddedServer, start_nats, start_valkey
+from .embedded import STREAMS_FOLDER, EmbeddedServer, start_nats, start_valkey
 from .failed_writes import restart_after_failed_writes
 from .fork_servers import NO_FORKS, ForkServers
 from .held_port import HeldPort, check_free
@@ -151,7 +151,8 @@ class LocalStack:
                     stage.guard(tasks)
                 if (nats := self._servers.get("nats")) is not None:
                     log = self._logs / f"{nats.name}.log"
-                    tasks.create_task(restart_after_failed_writes(nats, log, self._report))
+                    streams = self.settings.state_dir / STREAMS_FOLDER
+                    tasks.create_task(restart_after_failed_writes(nats, log, streams, self._report))
                 facts = SupervisorFacts(self.settings, os.environ)
                 async with (
                     owned_task(keep_bounded(self._logs, self.settings.earlier_logs)),
@@ -217,7 +218,7 @@ class LocalStack:
         passwords.write_servers(folder)
         if settings.nats_url is None:
             start = partial(
-                start_nats, jetstream=settings.state_dir / "nats", config=folder / NATS_FILE
+                start_nats, jetstream=settings.state_dir / STREAMS_FOLDER, config=folder / NATS_FILE
             )
             self._servers["nats"] = self._server("nats", start)
         if settings.redis_url is None:

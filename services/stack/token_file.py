@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..runtime.cluster_key import ClusterKey, make_token_file, read_cluster_key
+from .embedded import STREAMS_FOLDER
 
 TOKEN_FILE = "cluster.token"
 _UNSIGNED = "unsigned-tenants"
@@ -20,7 +21,7 @@ def prepare_token(state_dir: Path, env: Mapping[str, str]) -> None:
     names another."""
     if (state_dir / TOKEN_FILE).exists() or not token_env(state_dir, env):
         return
-    if (state_dir / "nats").exists():
+    if (state_dir / STREAMS_FOLDER).exists():
         (state_dir / _UNSIGNED).touch()
     make_token_file(state_dir / TOKEN_FILE)
 

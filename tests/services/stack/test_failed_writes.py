@@ -55,11 +55,13 @@ class Server:
         self.stopped.set()
 
 
+@pytest.mark.parametrize("lacking", ["LEAST_ROOM", "LEAST_FILES"])
 async def test_a_server_with_a_failed_write_is_started_again_once_when_its_disk_has_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str
 ) -> None:
+    """A disk without room for files has the same fault as one without room for bytes."""
     monkeypatch.setattr(failed_writes, "CHECK_SECONDS", 0.01)
-    monkeypatch.setattr(failed_writes, "LEAST_ROOM", 1 << 60)
+    monkeypatch.setattr(failed_writes, lacking, 1 << 62, raising=False)
     log = tmp_path / "nats.log"
     log.write_text(FAILED)
     lives = list[Server]()
@@ -76,11 +78,11 @@ async def test_a_server_with_a_failed_write_is_started_again_once_when_its_disk_
     said = list[str]()
     async with (
         owned_task(kept.keep()),
-        owned_task(restart_after_failed_writes(kept, log, said.append)),
+        owned_task(restart_after_failed_writes(kept, log, tmp_path, said.append)),
     ):
         await asyncio.sleep(0.05)
         assert said == [], "the disk is still full"
-        monkeypatch.setattr(failed_writes, "LEAST_ROOM", 1)
+        monkeypatch.setattr(failed_writes, lacking, 1)
         async with asyncio.timeout(60):
             await is_back.wait()
         await asyncio.sleep(0.05)
@@ -147,7 +149,9 @@ async def test_nats_stores_again_when_its_full_disk_has_room(
             await js.publish("kept", b"refused although there is room")
         async with (
             owned_task(kept.keep()),
-            owned_task(restart_after_failed_writes(kept, free_dir / "nats.log", lambda _: None)),
+            owned_task(
+                restart_after_failed_writes(kept, free_dir / "nats.log", folder, lambda _: None)
+            ),
             asyncio.timeout(60),
         ):
             while True:
