@@ -66,8 +66,8 @@ def decode(body: bytes, kind: type[RequestT], is_without_effect: IsWithoutEffect
             str(fault), kind, (lambda: _read(body)) if _is_short(body) else None
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
-        half = _half_character(body) if _is_short(body) else None
-        raise half or _no_json(_fault_of(body) or fault) from None
+        named = _half_character(body) or _named_fault(body) if _is_short(body) else None
+        raise named or _no_json(fault) from None
 
 
 def _decoded(body: bytes, kind: type[RequestT], is_without_effect: IsWithoutEffect) -> RequestT:
@@ -148,8 +148,8 @@ def _decoder(kind: type[RequestT]) -> msgspec.json.Decoder[RequestT]:
 
 
 def _is_short(body: bytes) -> bool:
-    """Whether the value at fault is shown: to find it, the whole body is parsed again, more
-    slowly."""
+    """Whether the fault is looked for: for that the whole body is read again, more slowly, and into
+    several times its memory."""
     return len(body) < LONG_BODY_BYTES
 
 
@@ -191,15 +191,15 @@ def _explained(
     return BadRequest.of(f"{at}{field}".lstrip("."), value, _allowed(kind, field, _expected(fault)))
 
 
-def _fault_of(body: bytes) -> str | None:
-    """Fault that the decoder describes badly: it counts bytes from the start of a string, and calls
-    an empty body truncated. None: it is another one."""
+def _named_fault(body: bytes) -> BadRequest | None:
+    """Error for a fault that the decoder describes badly: it counts bytes from the start of a
+    string, and calls an empty body truncated. None: it is another one."""
     if not body:
-        return "it is empty"
+        return _no_json("it is empty")
     try:
         body.decode()
     except UnicodeDecodeError as fault:
-        return f"it is not UTF-8 (byte {fault.start})"
+        return _no_json(f"it is not UTF-8 (byte {fault.start})")
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import pytest
 
@@ -66,6 +67,18 @@ def test_a_format_without_a_schema_names_the_field_that_it_belongs_in(form: Resp
     assert (
         str(raised.value) == "response_format.json_schema.schema is missing; allowed: a JSON Schema"
     )
+
+
+def test_a_long_body_that_is_no_json_is_not_read_again() -> None:
+    """As text it would take four times its memory, for one character of four bytes."""
+    body = b'{,"' + "\N{GRINNING FACE}".encode() + b"a" * (1 << 20)
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadRequest, match="not valid JSON: JSON is malformed"):
+            decode(body, ChatCompletionRequest)
+        assert tracemalloc.get_traced_memory()[1] < len(body)
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("kind", ["function", "custom"])
