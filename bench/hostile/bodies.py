@@ -226,6 +226,11 @@ BODIES = (
         "80 gRPC heads of 15,000 references to a header of 4 kB",
     ),
     Body(
+        "hpack-long-heads",
+        HeadReferences(4, 1, 450_000),
+        "4 gRPC heads of 450,000 references to a header of 4 kB",
+    ),
+    Body(
         "batch-lines",
         Batch(
             (

@@ -122,7 +122,10 @@ class HeadReferences:
         sent = [PREFACE, frame(SETTINGS, 0, 0, b"")]
         for stream in range(1, 2 * self.calls, 2):
             sent.append(frame(HEADERS, 0, stream, head))
-            sent.append(frame(CONTINUATION, END_HEADERS, stream, reference * self.references))
+            for left in range(self.references, 0, -MAX_FRAME_LEN):
+                flags = END_HEADERS if left <= MAX_FRAME_LEN else 0
+                payload = reference * min(left, MAX_FRAME_LEN)
+                sent.append(frame(CONTINUATION, flags, stream, payload))
             sent.append(frame(DATA, END_STREAM, stream, body))
         await _on_connections(target, self.connections, b"".join(sent), self.calls, seen)
 

@@ -159,6 +159,14 @@ async def test_frames_by_hand_are_calls_to_a_grpc_server(
     assert set(received.keys) == {"Bearer k"}
 
 
+async def test_a_head_of_several_frames_is_one_head_that_is_refused() -> None:
+    async with grpc_server() as (target, received):
+        attack = HeadReferences(1, 1, references=16_385)
+        seen = await seen_at_last(attack, target, lambda seen: seen["ended"] > 0)
+    assert set(seen) == {"ended"}
+    assert received.bodies == []
+
+
 async def test_a_client_that_only_computes_sends_nothing_and_ends_in_time() -> None:
     async with rest_server(b"200") as (target, received):
         assert not await run_for(OwnWork(), target, SECONDS)
