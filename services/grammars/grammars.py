@@ -52,7 +52,10 @@ class Grammars:
         """Reads the folder's tokenizer, which takes a part of a second. Raises `ModelFolderError`,
         `OSError`."""
         manifest = ModelManifest.read(folder)
-        text = without_spellings((folder / TOKENIZER_NAME).read_bytes())
+        try:
+            text = without_spellings((folder / TOKENIZER_NAME).read_bytes())
+        except (AttributeError, LookupError, RecursionError, TypeError) as fault:
+            raise ModelFolderError(folder, f"{TOKENIZER_NAME} is no tokenizer") from fault
         eos_ids = list(manifest.eos_token_ids) or None
         self._tokenizer = LLTokenizer(
             text, n_vocab=manifest.vocab_size, eos_token=eos_ids, slices=SLICES

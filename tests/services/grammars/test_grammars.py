@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from headwater.services.grammars.check_process import MODULE
 from headwater.services.grammars.checker import FREE_TEXT, GrammarChecker
-from headwater.services.grammars.grammars import grammars_of
+from headwater.services.grammars.grammars import grammars_of, prepare
 from headwater.services.models.manifest import ModelFolderError
 from headwater.services.runtime.forked import STAGE_FORKS_FD, fork_server
 from headwater.services.stack.fork_servers import GRAMMARS_MODULE, ForkServers
@@ -44,6 +44,15 @@ def test_a_tokenizer_is_read_again_when_its_file_has_changed(folder: Path) -> No
     assert grammars_of(folder) is not before
     (folder / "model.json").unlink()
     with pytest.raises(ModelFolderError):
+        grammars_of(folder)
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"model": {"vocab": null}}', "[" * 10_000])
+def test_a_file_that_is_no_tokenizer_is_a_fault_of_the_folder(folder: Path, text: str) -> None:
+    """The server that reads it for others goes on."""
+    (folder / "tokenizer.json").write_text(text)
+    prepare(str(folder))
+    with pytest.raises(ModelFolderError, match="is no tokenizer"):
         grammars_of(folder)
 
 
