@@ -143,12 +143,16 @@ class _Client(_Side):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        host = transport.get_extra_info("peername")[0]
+        # NOTE: uvloop (0.23) has no name for a client that has reset its connection meanwhile.
+        host, *_ = transport.get_extra_info("peername") or ("",)
         self._peer = peer_of(host)
         self.relay.open.add(self)
         self.relay.places.take(self._peer)
         if self.relay.places.num_surplus(self._peer) > 0:
             self.relay.on_refused(TooManyConnections(self.relay.places.num_places).code)
+            self.transport.abort()
+            return
+        if not host:
             self.transport.abort()
             return
         try:

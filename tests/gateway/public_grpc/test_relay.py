@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import struct
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
+import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from headwater.gateway.http.listener import bound
@@ -86,6 +88,24 @@ async def test_a_client_that_acknowledges_no_settings_is_left() -> None:
             [client] = run.relay.open
             await asyncio.sleep(0.06)
             assert run.relay.open == {client}
+
+
+def test_a_client_that_resets_its_connection_at_once_leaves_no_error() -> None:
+    faults = list[Any]()
+
+    async def reset() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+        async with running() as run:
+            client = socket.create_connection(("127.0.0.1", run.port))
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            # Before it is accepted: this thread is the event loop's.
+            client.close()
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{run.port}") as channel:
+                await address_seen(channel)
+            assert len(run.relay.open) <= 1
+
+    uvloop.run(reset())
+    assert not faults
 
 
 async def test_the_client_that_has_most_connections_leaves_some_to_others() -> None:
