@@ -20,6 +20,7 @@ from headwater.services.runtime.client_tls import check_client_tls
 
 from ..settings import GatewaySettings
 from .connection import UNSENT_BYTES, ConnectionConfig
+from .untaken_bytes import SECONDS_PER_CHECK, UntakenBytes
 
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 60
@@ -31,47 +32,27 @@ PATIENCE_SECONDS = 10
 UNTAKEN_SECONDS = 60.0
 """Seconds, at least, after which a client is cut off that takes nothing of what was written to
 it."""
-SECONDS_PER_TICK = 0.1
-TICKS_PER_LOOK = 10
-"""Seconds between two calls of uvicorn's `on_tick`; number of them between two looks at what is
-unsent."""
+TICKS_PER_CHECK = round(SECONDS_PER_CHECK / 0.1)
+"""Number of calls of uvicorn's `on_tick`, ten a second, between two checks of what is unsent."""
 
 
 class _Server(uvicorn.Server):
     """Uvicorn without its own signal handlers, which the stage's lifetime has. Cuts off clients
-    that take nothing of what was written to them, also those whose connection is closed: it would
-    stay, with all that is unsent."""
+    that take nothing, see `UntakenBytes`."""
 
     def __init__(self, config: uvicorn.Config, patience: float) -> None:
         """`patience` is the number of seconds in which a client has to take something."""
         super().__init__(config)
-        self._patience = patience
-        self._unsent: dict[Any, tuple[int, int]] = {}
-        """Unsent bytes of connections, and how many checks in turn found the same number."""
+        self._untaken = UntakenBytes(patience)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def on_tick(self, counter: int) -> bool:
-        if counter % TICKS_PER_LOOK == 0:
-            self._look()
+        if counter % TICKS_PER_CHECK == 0:
+            self._untaken.check(each.transport for each in self.server_state.connections)
         return await super().on_tick(counter)
-
-    def _look(self) -> None:
-        before = self._unsent
-        self._unsent = {}
-        for connection in self.server_state.connections:
-            if num_bytes := connection.transport.get_write_buffer_size():
-                num_before, num_looks = before.get(connection, (0, 0))
-                self._unsent[connection] = (
-                    num_bytes,
-                    num_looks + 1 if num_bytes == num_before else 0,
-                )
-        for connection, (_, num_looks) in self._unsent.items():
-            # Counts looks, not time: while this process is delayed no client can read anything.
-            if num_looks * SECONDS_PER_TICK * TICKS_PER_LOOK > self._patience:
-                connection.transport.abort()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +126,7 @@ class RestListener:
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 **(tls.for_rest() if tls is not None else {}),
             ),
-            # A stream says first that it is given up.
-            patience=max(UNTAKEN_SECONDS, 3 * slow_reader_limit),
+            patience=untaken_limit(slow_reader_limit),
         )
         self._task: asyncio.Task[None] | None = None
 
@@ -164,6 +144,12 @@ class RestListener:
         self._server.config.timeout_graceful_shutdown = math.ceil(grace)
         self._server.should_exit = True
         await self._task
+
+
+def untaken_limit(slow_reader_limit: float) -> float:
+    """Seconds in which a client has to take something of what was written to it. A stream says
+    first that it is given up."""
+    return max(UNTAKEN_SECONDS, 3 * slow_reader_limit)
 
 
 def bound(host: str, port: int, reuse_port: bool) -> socket.socket:

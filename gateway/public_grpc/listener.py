@@ -16,7 +16,7 @@ from headwater.services.runtime.grpc_errors import ErrorInterceptor, abort
 from headwater.services.runtime.rpc_handlers import behavior_of, handler_like, refusing
 from headwater.services.runtime.tls import bind
 
-from ..http.listener import PATIENCE_SECONDS, SILENCE_SECONDS, ClientTls, bound
+from ..http.listener import PATIENCE_SECONDS, SILENCE_SECONDS, ClientTls, bound, untaken_limit
 from ..request.cluster import Cluster
 from ..tenancy.grant import Standing
 from ..tenancy.peers import peer_of_call
@@ -181,6 +181,7 @@ class GrpcListener:
             max_head_bytes=MAX_ENCODED_HEAD_BYTES,
             max_streams=MAX_STREAMS,
             settings_seconds=SETTINGS_SECONDS,
+            patience=untaken_limit(slow_reader_limit),
             on_refused=cluster.metrics.refused.add,
         )
         bind(self._server, f"unix:{self._relay.inner}", None)

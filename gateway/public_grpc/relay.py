@@ -13,6 +13,7 @@ from typing import Any
 
 from ..http.connection_limit import TooManyConnections
 from ..http.listener import BACKLOG
+from ..http.untaken_bytes import SECONDS_PER_CHECK, UntakenBytes
 from ..tenancy.peers import SharedPlaces, peer_of
 from .client_frames import ClientFrames, HeadTooLong, with_max_streams
 
@@ -31,12 +32,14 @@ class Relay:
         max_head_bytes: int,
         max_streams: int,
         settings_seconds: float,
+        patience: float,
         on_refused: Callable[[str], None],
     ) -> None:
         """`max_streams` is the number of calls that a client of one connection hears to have open
         at once; `settings_seconds` is the time in which a client agrees on TLS, and then
-        acknowledges gRPC's settings; `on_refused` gets the code of the error that a connection is
-        refused with."""
+        acknowledges gRPC's settings; `patience` is the number of seconds in which a client takes
+        something of what was written to it; `on_refused` gets the code of the error that a
+        connection is refused with."""
         # NOTE: a socket's name has at most 103 bytes; the folder of `TMPDIR` may be too long.
         self._folder = tempfile.TemporaryDirectory(prefix="headwater-", dir="/tmp")
         self.inner = Path(self._folder.name) / "grpc"
@@ -48,6 +51,8 @@ class Relay:
         self.places = SharedPlaces(max_connections)
         self.open = set[_Client]()
         self._server: asyncio.Server | None = None
+        self._untaken = UntakenBytes(patience)
+        self._next_check: asyncio.TimerHandle | None = None
 
     async def start(self, listening: socket.socket, tls: ssl.SSLContext | None) -> None:
         """Accepts connections on a socket that listens."""
@@ -59,6 +64,7 @@ class Relay:
             ssl_handshake_timeout=self.settings_seconds if tls is not None else None,
             backlog=BACKLOG,
         )
+        self._check_untaken()
 
     def connection_to_grpc(self, client: str) -> socket.socket:
         """New connection to gRPC, named by a client's address. Raises `OSError`."""
@@ -74,6 +80,12 @@ class Relay:
             raise
         return made
 
+    def _check_untaken(self) -> None:
+        # NOTE: gRPC's end of a connection is not seen while nothing is read from it.
+        self._untaken.check(each.transport for each in self.open)
+        loop = asyncio.get_running_loop()
+        self._next_check = loop.call_later(SECONDS_PER_CHECK, self._check_untaken)
+
     def accept_no_more(self) -> None:
         if self._server is not None:
             self._server.close()
@@ -81,6 +93,8 @@ class Relay:
     def close(self) -> None:
         """Ends all connections."""
         self.accept_no_more()
+        if self._next_check is not None:
+            self._next_check.cancel()
         for client in list(self.open):
             client.transport.close()
         self._folder.cleanup()
@@ -205,4 +219,5 @@ class _Client(_Side):
 
     def _give_up(self) -> None:
         self._limit = None
-        self.transport.close()
+        # NOTE: a close would wait until the client reads what was written to it.
+        self.transport.abort()

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-import uvicorn
 
 from headwater.gateway.http import listener as listener_module
 from headwater.gateway.http.connection import UNSENT_BYTES
 from headwater.gateway.http.listener import RestListener
+from headwater.gateway.http.untaken_bytes import UntakenBytes
 
 OTHER_LIMITS: dict[str, Any] = {
     "max_connections": 100,
@@ -24,7 +24,7 @@ WHOLE = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 class UnreadTransport:
-    """A transport whose client takes what it takes: so many bytes are unsent at each look."""
+    """A transport whose client takes what it takes: so many bytes are unsent at each check."""
 
     def __init__(self, unsent: list[int]) -> None:
         self._unsent = iter(unsent)
@@ -35,11 +35,6 @@ class UnreadTransport:
 
     def abort(self) -> None:
         self.is_aborted = True
-
-
-class UnreadConnection:
-    def __init__(self, transport: UnreadTransport) -> None:
-        self.transport = transport
 
 
 async def hello(scope: Any, receive: Any, send: Any) -> None:
@@ -157,15 +152,14 @@ async def test_a_client_that_takes_nothing_of_a_long_answer_is_cut_off(
         ([0] * 9, False),
     ],
 )
-async def test_a_client_is_cut_off_once_it_has_taken_nothing_in_all_its_time(
+def test_a_client_is_cut_off_once_it_has_taken_nothing_in_all_its_time(
     unsent: list[int], *, is_cut_off: bool
 ) -> None:
     transport = UnreadTransport(unsent)
-    server = listener_module._Server(uvicorn.Config(hello), patience=2.5)
-    server.server_state.connections.add(UnreadConnection(transport))
+    untaken = UntakenBytes(patience=2.5)
     for _ in unsent:
         assert not transport.is_aborted
-        server._look()
+        untaken.check([transport])
     assert transport.is_aborted == is_cut_off
 
 

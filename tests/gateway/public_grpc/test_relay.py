@@ -17,7 +17,8 @@ import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from headwater.gateway.http.listener import bound
-from headwater.gateway.public_grpc.relay import Relay
+from headwater.gateway.public_grpc import relay as relay_module
+from headwater.gateway.public_grpc.relay import Relay, _Client
 from headwater.gateway.tenancy.peers import KEPT, peer_of_call
 
 PIECE = b"x" * 1_000_000
@@ -40,13 +41,14 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def running(settings_seconds: float = 60.0) -> AsyncIterator[Running]:
+async def running(settings_seconds: float = 60.0, patience: float = 60.0) -> AsyncIterator[Running]:
     refused = Counter[str]()
     relay = Relay(
         max_connections=MAX_CONNECTIONS,
         max_head_bytes=1000,
         max_streams=7,
         settings_seconds=settings_seconds,
+        patience=patience,
         on_refused=lambda code: refused.update([code]),
     )
     server = grpc.aio.server()
@@ -90,6 +92,41 @@ async def test_a_client_that_acknowledges_no_settings_is_left() -> None:
             assert run.relay.open == {client}
 
 
+@contextlib.asynccontextmanager
+async def unread(run: Running) -> AsyncIterator[_Client]:
+    """A connection whose client reads one byte and no more, and has more unsent than is kept."""
+    client = socket.create_connection(("127.0.0.1", run.port))
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setblocking(False)
+    with contextlib.closing(client):
+        # gRPC's settings.
+        assert await asyncio.get_running_loop().sock_recv(client, 1)
+        [side] = run.relay.open
+        assert side.other is not None
+        num_written = 0
+        while side.other.transport.is_reading():
+            side.transport.write(PIECE)
+            num_written += 1
+        assert num_written < NUM_PIECES
+        yield side
+
+
+async def until_none_is_open(relay: Relay) -> None:
+    while relay.open:  # noqa: ASYNC110 (the relay has no event)
+        await asyncio.sleep(0.001)
+
+
+async def test_a_client_that_neither_acknowledges_nor_reads_is_left() -> None:
+    async with running(settings_seconds=0.05) as run, unread(run):
+        await until_none_is_open(run.relay)
+
+
+async def test_a_client_that_takes_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_module, "SECONDS_PER_CHECK", 0.01)
+    async with running(patience=0.0) as run, unread(run):
+        await until_none_is_open(run.relay)
+
+
 def test_a_client_that_resets_its_connection_at_once_leaves_no_error() -> None:
     faults = list[Any]()
 
@@ -130,17 +167,6 @@ async def test_the_client_that_has_most_connections_leaves_some_to_others() -> N
 
 async def test_what_a_client_does_not_read_stays_with_grpc() -> None:
     """Each side stops reading when the other one is not written to."""
-    async with running() as run:
-        client = socket.create_connection(("127.0.0.1", run.port))
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.setblocking(False)
-        with contextlib.closing(client):
-            # gRPC's settings.
-            assert await asyncio.get_running_loop().sock_recv(client, 1)
-            [side] = run.relay.open
-            assert side.other is not None
-            num_written = 0
-            while side.other.transport.is_reading():
-                side.transport.write(PIECE)
-                num_written += 1
-            assert num_written < NUM_PIECES
+    async with running() as run, unread(run) as side:
+        assert side.other is not None
+        assert not side.other.transport.is_reading()
