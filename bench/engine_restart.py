@@ -83,10 +83,10 @@ class Answer:
 
 
 def main(
-    rounds: Annotated[int, typer.Option(help="deaths")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="deaths")] = 5,
     victim: Annotated[str, typer.Option(help="core (computes) or server (of the engine)")] = "core",
     tokens: Annotated[int, typer.Option(help="of an answer")] = 400,
-    streams: Annotated[int, typer.Option(help="answers at once")] = 1,
+    streams: Annotated[int, typer.Option(min=1, help="answers at once")] = 1,
     up: Annotated[
         list[str] | None,
         typer.Option(help="flag of `headwater up`; repeatable: --up=--device=cuda"),
