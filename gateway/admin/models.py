@@ -124,14 +124,11 @@ class ModelAdmin:
                 raise errors.NotFound("model", name)
         await exchange.reply_json(cards[0], 202)
 
-    async def turn_model(self, exchange: Exchange) -> None:
-        """POST /admin/models/{name}/{sleep|wake|pin|unpin}: answered at once with 202; the list
+    async def turn_model(self, turn: str, exchange: Exchange) -> None:
+        """POST /admin/models/{name}/{turn}, one of `TURNS`: answered at once with 202; the list
         says when it is done."""
         caller = self._administration.caller(exchange)
         name = _name_of(exchange)
-        turn = exchange.path_params["turn"]
-        if turn not in TURNS:
-            raise errors.NotFound("path", exchange.path)
         await self._supervisors()
         cards: list[Any] = []
         async with self._administration.recorded(caller, f"{turn}-model", {"model": name}):

@@ -3,12 +3,14 @@ kept."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from headwater.services.runtime.errors import NotFound
 
 from ..http.http_exchange import Exchange, Route
 from .adapters import AdapterAdmin
 from .demand import DemandPage
-from .models import ModelAdmin
+from .models import TURNS, ModelAdmin
 from .replicas import ReplicaAdmin
 from .tenants import TenantAdmin
 
@@ -30,7 +32,11 @@ def admin_routes(
         ("GET", "/admin/models", models.list_models),
         ("POST", "/admin/models", models.load_model),
         ("POST", "/admin/models/{name:path}/weights", models.replace_weights),
-        ("POST", "/admin/models/{name:path}/{turn}", models.turn_model),
+        # A path for each: a name may have slashes, and no other path may take its last part.
+        *(
+            ("POST", f"/admin/models/{{name:path}}/{turn}", partial(models.turn_model, turn))
+            for turn in TURNS
+        ),
         ("PATCH", "/admin/models/{name:path}", models.scale_model),
         ("DELETE", "/admin/models/{name:path}", models.unload_model),
         ("GET", "/admin/adapters", adapters.list_adapters),
