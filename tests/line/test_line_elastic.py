@@ -255,7 +255,7 @@ def test_a_model_may_read_special_tokens_as_text_where_its_line_does_not(
     subprocess.run(command, check=True, capture_output=True, timeout=60)
     assert (num_turns(MODEL), num_turns(SECOND)) == (4, 3)
     (kept,) = RememberedModels(line.state_dir)
-    assert kept.escape_special_tokens
+    assert kept.settings == {"escape_special_tokens": True}
     assert line.client.delete(f"/admin/models/{SECOND}").status_code == 202
     line.wait_for(lambda: models(line) == {MODEL: "serving"}, 60, "it is still there")
 
