@@ -57,7 +57,8 @@ class ClientFrames:
         self._num_left -= at
         while len(data) - at >= FRAME_HEAD_BYTES:
             length = int.from_bytes(data[at : at + 3], "big")
-            kind, flags = data[at + 3], data[at + 4]
+            kind = data[at + 3]
+            flags = data[at + 4]
             self._check_head(kind, FRAME_HEAD_BYTES + length)
             is_acknowledgement = kind == SETTINGS and bool(flags & ACK) and not length
             if self._num_frames == 1:

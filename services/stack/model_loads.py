@@ -147,7 +147,7 @@ class ModelLoads:
             await begin_all(stages, model.report)
             await self._check_size(model)
         except Exception as fault:
-            # Whatever it is, it ends this model alone and not the deployment.
+            # Any error ends this model alone, not the deployment.
             if not isinstance(fault, LOAD_FAILURES):
                 _log.exception("a model cannot be loaded", model=model.name)
             await self._models.end(model)

@@ -345,10 +345,14 @@ class Run:
             assert not self.answers[finished.key].has_ended, "two ends"
             self.answers[finished.key].has_ended = True
         if (events := output.cache_events) is not None:
-            assert self.reported >= set(events.removed), "told lost, and was not told stored"
+            assert self.reported >= set(events.removed), (
+                "blocks reported as lost were never reported as stored"
+            )
             self.reported -= set(events.removed)
             for chain in events.stored:
-                assert self.reported.isdisjoint(chain.hashes), "told stored twice"
+                assert self.reported.isdisjoint(chain.hashes), (
+                    "a block was reported as stored twice"
+                )
                 self.reported.update(chain.hashes)
 
     def _check_blocks(self) -> None:

@@ -257,8 +257,8 @@ def _holder_of(wire: WireHolder) -> Holder:
 
 
 def _speculation_of(wire: Speculative, limits: Limits) -> Speculation:
-    """Without the drafter that a request names nothing is drafted: engines of one model may have
-    different drafters, and drafts change no token."""
+    """An engine that lacks the drafter which a request names drafts nothing: engines of one model
+    may have different drafters, and drafts change no token."""
     has_drafter = not wire.drafter or wire.drafter in limits.drafters
     return Speculation(
         is_on=wire.mode != "off" and has_drafter, drafter=wire.drafter, max_tokens=wire.max_tokens
